@@ -1,0 +1,78 @@
+# Every target makes .venv when it is missing or older than what it is made from, then runs. `make` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+SHELL := /bin/bash
+
+# One shell function, so that both installs read the same. $(1) is the list of extras, $(2) says what they are.
+define install
+	@echo "headway: installing $(2) into $(VENV); the first time takes a minute or more" && start=$$(date +%s) && \
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --no-input \
+		-c constraints.txt -e '.[$(1)]' && \
+	echo "headway: installed in $$(( $$(date +%s) - start )) s"
+endef
+
+.PHONY: help
+help:  ## List the targets
+	@echo "Usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: serve
+serve: $(VENV)/.serve  ## Serve the built-in model on port 8000; ARGS go to `headway serve`
+	@$(BIN)/headway serve $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev  ## Run the tests on two processes; ARGS go to pytest
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev  ## Check style, types and links
+	@echo "headway: ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
+	@echo "headway: mypy" && $(BIN)/mypy
+	@echo "headway: links" && $(BIN)/python tools/check_links.py
+
+.PHONY: bench
+bench: $(VENV)/.dev  ## Measure what each operation of the cache costs; ARGS go to `headway bench`
+	@$(BIN)/headway bench $(ARGS)
+
+.PHONY: plots
+plots: $(VENV)/.dev  ## Draw the figures of docs/ again
+	@$(BIN)/python benchmarks/plots.py $(ARGS)
+
+.PHONY: train
+train: $(VENV)/.dev  ## Train the built-in model again (up to 90 minutes on two cores)
+	@$(BIN)/python training/train.py $(ARGS)
+
+.PHONY: clean
+clean:  ## Remove .venv, caches and builds
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The environment: its Python first, then a stamp for each set of extras. The larger set holds the smaller.
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "headway: needs Python 3.11 or later, and there is no $(PYTHON) here" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "headway: needs Python 3.11 or later, and $(PYTHON) is" \
+			"$$($(PYTHON) -c 'import platform; print(platform.python_version())');" \
+			"name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "headway: making $(VENV) with $$($(PYTHON) --version)"
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) >/dev/null || { rm -rf $(VENV); \
+		echo "headway: $(PYTHON) cannot make environments; on Debian or Ubuntu: apt install python3-venv" >&2; \
+		exit 1; }
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,serve,what the server needs (torch, transformers, ...))
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,serve$(comma)plot$(comma)dev,what the server and the tests need (torch, transformers, pytest, ...))
+	@touch $(VENV)/.serve $@
+
+comma := ,

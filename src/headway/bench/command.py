@@ -1,0 +1,65 @@
+"""The command `headway bench`."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from headway.bench import workloads
+from headway.bench.workloads import CONFIGURATIONS
+
+__all__ = ["bench"]
+
+_SIZES = (1024, 8192, 32768, 131072, 524288)
+
+
+def bench(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    quick: Annotated[bool, typer.Option(help="Only 1K and 128K tokens, and 10,000 checkpoints.")] = False,
+) -> None:
+    """Measure what the cache's bookkeeping costs on this machine.
+
+    Medians in microseconds: lookups, whole requests, decoding steps, evictions. Nothing is computed by a model.
+    """
+    sizes = (1024, 131072) if quick else _SIZES
+    crowds = (10_000,) if quick else (1_000, 10_000, 100_000)
+    figures: dict[str, float] = {}
+    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("measuring", total=len(CONFIGURATIONS) * (len(sizes) * 6 + 3) + len(crowds))
+        for name, value in _measure(sizes, crowds):
+            figures[name] = round(value, 2)
+            progress.advance(task)
+    machine = {"python": platform.python_version(), "numpy": np.__version__, "processor": platform.machine()}
+    if as_json:
+        print(json.dumps({"unit": "microseconds, median", "machine": machine, "figures": figures}, indent=2))
+        return
+    table = Table("figure", "median, microseconds", title="cache bookkeeping")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.1f}")
+    Console().print(table)
+
+
+def _measure(sizes: tuple[int, ...], crowds: tuple[int, ...]):  # type: ignore[no-untyped-def]
+    for configuration in CONFIGURATIONS:
+        for size in sizes:
+            label = f"{configuration.name}/{size // 1024}K"
+            yield f"{label}/lookup cached", workloads.lookup(configuration, size, 1.0)
+            yield f"{label}/lookup parting at 3/4", workloads.lookup(configuration, size, 0.75)
+            yield f"{label}/lookup, 256 turns", workloads.lookup_turns(configuration, size, 256)
+            yield f"{label}/request cold", workloads.request(configuration, size, resent=False)
+            yield f"{label}/request resent", workloads.request(configuration, size, resent=True)
+            yield f"{label}/request cold, 8K steps", workloads.request(configuration, size, resent=False, chunk=8192)
+        for leases in (1, 64, 1024):
+            median, mean = workloads.step(configuration, leases)
+            yield f"{configuration.name}/step of {leases}", median
+            yield f"{configuration.name}/step of {leases}, mean", mean
+    for crowd in crowds:
+        yield f"evict one of {crowd}", workloads.evict(crowd)

@@ -1,0 +1,68 @@
+"""The prefix cache: Python and numpy, to be embedded in any engine. Imports nothing above it.
+
+Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked example.
+"""
+
+from headway.cache.config import CacheConfig
+from headway.cache.eviction import Candidate, EvictionPolicy, Lru, Value
+from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
+from headway.cache.explain import Explanation, Loss, Reason, Waterfall
+from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
+from headway.cache.index import Counters
+from headway.cache.lease import ANSWER_STRETCH, Lease, StateExport, Step
+from headway.cache.prefix_cache import CacheStats, Hit, PrefixCache, ResetReport
+from headway.cache.prompt import Media, Prompt
+from headway.cache.spec import (
+    BlockId,
+    ChunkedLocal,
+    ComputeCost,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    Position,
+    Recurrent,
+    SlidingWindow,
+    Slot,
+)
+
+__all__ = [
+    "ANSWER_STRETCH",
+    "BlockId",
+    "CacheConfig",
+    "CacheGeometry",
+    "CacheStats",
+    "Candidate",
+    "CheckpointRemoved",
+    "CheckpointStored",
+    "ChunkedLocal",
+    "ComputeCost",
+    "Counters",
+    "Event",
+    "EvictionPolicy",
+    "Explanation",
+    "FullAttention",
+    "GroupGeometry",
+    "Hit",
+    "LayerSpec",
+    "Lease",
+    "Loss",
+    "Lru",
+    "Media",
+    "ParallelLayout",
+    "Position",
+    "PrefixCache",
+    "Prompt",
+    "Reason",
+    "Recurrent",
+    "ResetReport",
+    "ResidentGrown",
+    "ResidentShrunk",
+    "SlidingWindow",
+    "Slot",
+    "StateExport",
+    "Step",
+    "TableGeometry",
+    "TableKind",
+    "Value",
+    "Waterfall",
+]

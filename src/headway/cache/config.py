@@ -1,0 +1,85 @@
+"""Everything that a prefix cache is told when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.cache.eviction import EvictionPolicy, eviction_policy
+from headway.cache.geometry import CacheGeometry
+from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
+from headway.cache.spec import ComputeCost, LayerSpec, ParallelLayout
+from headway.errors import ConfigError
+
+__all__ = ["CacheConfig"]
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """Configuration of a `PrefixCache`. The defaults need no tuning; `groups` and `blocks` come from model and memory.
+
+    Attributes:
+        groups: Cache groups of the model, in any order.
+        blocks: Blocks in the pool (of each rank).
+        block_tokens: Tokens of the first token-indexed group in one block on one rank (default 16); fixes the block's bytes.
+        block_bytes: Bytes of a block on one rank, given instead of `block_tokens`.
+        layout: Parallel layout.
+        checkpoint_alignment: States can be exported at multiples of this only. A donated state (end of an answer,
+            preemption) is the running one and may lie anywhere.
+        placement: Kinds of position that get a checkpoint, see `headway.cache.placement`.
+        eviction: "value", "lru", or a policy object.
+        cost: What computing tokens costs; ranks what to keep.
+        exports_inside: The model can export states inside a chunk, so prefill need not stop at checkpoints.
+        max_leases: Running requests for which room is made at once; grows when needed.
+        pin_share: Largest share of the pool that pins may protect.
+        pin_seconds: Time to live of a pin.
+        history_tokens: Tokens of evicted paths that are remembered to explain misses and to see where traffic parts;
+            None: four times what the pool can hold.
+        check: Check every invariant after every operation (slow; for tests).
+    """
+
+    groups: Sequence[LayerSpec]
+    blocks: int
+    block_tokens: int | None = None
+    block_bytes: int | None = None
+    layout: ParallelLayout = ParallelLayout()
+    checkpoint_alignment: int = 1
+    placement: Sequence[str] = DEFAULT_PLACEMENT
+    eviction: str | EvictionPolicy = "value"
+    cost: ComputeCost = ComputeCost()
+    exports_inside: bool = False
+    max_leases: int = 64
+    pin_share: float = 0.5
+    pin_seconds: float = 3600.0
+    history_tokens: int | None = None
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: The message names the field and says what to change.
+        """
+        if self.block_tokens is not None and self.block_bytes is not None:
+            raise ConfigError("give block_tokens or block_bytes, not both: either fixes the other")
+        for name in ("blocks", "checkpoint_alignment", "max_leases"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        for name in ("block_tokens", "block_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, it must be at least 1")
+        if not 0.0 <= self.pin_share <= 1.0:
+            raise ConfigError(f"pin_share is {self.pin_share}, it must lie between 0 and 1")
+        if self.pin_seconds <= 0:
+            raise ConfigError(f"pin_seconds is {self.pin_seconds}, it must be positive")
+        if self.history_tokens is not None and self.history_tokens < 0:
+            raise ConfigError(f"history_tokens is {self.history_tokens}, it must not be negative")
+        check_placement(self.placement)
+        eviction_policy(self.eviction)
+
+    def geometry(self) -> CacheGeometry:
+        """The geometry that this configuration gives."""
+        return CacheGeometry(
+            self.groups, self.layout, block_tokens=self.block_tokens, block_bytes=self.block_bytes
+        )

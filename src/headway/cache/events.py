@@ -1,0 +1,79 @@
+"""What the cache tells those who listen: routers, tiers, and the oracle of our tests.
+
+Events speak of token prefixes, not of blocks: a prefix names its content whatever the geometry of the one who reads it.
+A listener costs nothing while there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CheckpointRemoved", "CheckpointStored", "Event", "ResidentGrown", "ResidentShrunk"]
+
+
+@dataclass(frozen=True)
+class CheckpointStored:
+    """A request that begins with `prefix` can now resume behind it.
+
+    Attributes:
+        namespace: Id of the namespace.
+        prefix: int32 tokens before the resume point.
+        kind: Kind of placement.
+    """
+
+    namespace: int
+    prefix: NDArray[np.int32]
+    kind: str
+
+
+@dataclass(frozen=True)
+class CheckpointRemoved:
+    """The checkpoint behind `prefix` is gone.
+
+    Attributes:
+        namespace: Id of the namespace.
+        prefix: int32 tokens before the resume point.
+        kind: Kind of placement that had taken it.
+        cause: "evicted" or "reset".
+    """
+
+    namespace: int
+    prefix: NDArray[np.int32]
+    kind: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class ResidentGrown:
+    """The entries of the whole of `prefix` are now kept.
+
+    Attributes:
+        namespace: Id of the namespace.
+        prefix: int32 tokens.
+    """
+
+    namespace: int
+    prefix: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class ResidentShrunk:
+    """Of the entries of `prefix` only the first `keep` tokens are kept now.
+
+    Attributes:
+        namespace: Id of the namespace.
+        prefix: int32 tokens that were kept.
+        keep: How many of them still are.
+        cause: "evicted", "unreachable" (no checkpoint left behind it) or "reset".
+    """
+
+    namespace: int
+    prefix: NDArray[np.int32]
+    keep: int
+    cause: str
+
+
+Event = CheckpointStored | CheckpointRemoved | ResidentGrown | ResidentShrunk

@@ -1,0 +1,188 @@
+"""Saying why: what became of every token of a prompt, at lookup.
+
+Each token of a prompt lies on exactly one line: reused, or lost for one of a fixed list of reasons. Summed over admitted
+requests the lines are a waterfall: without the lines that no memory could save (`NOTHING_MATCHED`, `PARTED`, `LAST_TOKEN`,
+`OTHER_NAMESPACE`) it starts at the hit rate of an endless memory and ends at the one achieved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from headway.cache.tree import LostCheckpoint, Match, Node
+
+__all__ = ["Explanation", "Loss", "Reason", "Waterfall"]
+
+
+class Reason(Enum):
+    """Why tokens of a prompt were not reused."""
+
+    NOTHING_MATCHED = "nothing_matched"
+    """No known prompt begins like this one."""
+    PARTED = "parted"
+    """Known prompts go on differently from here, or end."""
+    STATE_NEVER_TAKEN = "state_never_taken"
+    """The tokens were computed, but nobody kept a checkpoint there."""
+    EVICTED = "evicted"
+    """What was kept had to make room."""
+    LOOKAHEAD = "lookahead"
+    """Entries of a draft depend on later tokens that did not match."""
+    LAST_TOKEN = "last_token"  # noqa: S105 - a reason, not a password
+    """The last token of a prompt is always computed: its logits are the answer."""
+    OTHER_NAMESPACE = "other_namespace"
+    """The tokens are known under another model, adapter or cache salt only."""
+    STILL_COMPUTING = "still_computing"
+    """A running request is computing them now."""
+    TIER_MISSED = "tier_missed"
+    """No lower tier of memory had them."""
+    TIER_FAILED = "tier_failed"
+    """A lower tier had them, but the load failed."""
+
+
+class Loss(NamedTuple):
+    """Positions [start, stop) of a prompt were not reused, for one reason.
+
+    Attributes:
+        reason: Why.
+        start: First position.
+        stop: Position after the last.
+        detail: More for a human: when and by what a checkpoint went, for example. May be empty.
+    """
+
+    reason: Reason
+    start: int
+    stop: int
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of a prompt's tokens: [0, hit_tokens) reused, the rest on the lines of `losses`.
+
+    Attributes:
+        prompt_tokens: Length of the prompt.
+        hit_tokens: Tokens reused.
+        matched: Tokens that follow a known path.
+        losses: Lines that cover [hit_tokens, prompt_tokens), ascending, without gap or overlap.
+    """
+
+    prompt_tokens: int
+    hit_tokens: int
+    matched: int
+    losses: tuple[Loss, ...]
+
+    @property
+    def reasons(self) -> frozenset[Reason]:
+        """The reasons that occur."""
+        return frozenset(loss.reason for loss in self.losses)
+
+    def __str__(self) -> str:
+        """A sentence a line."""
+        lines = [f"{self.hit_tokens} of {self.prompt_tokens} tokens reused, {self.matched} follow a known path"]
+        for loss in self.losses:
+            tail = f" ({loss.detail})" if loss.detail else ""
+            lines.append(f"  [{loss.start}, {loss.stop}) {loss.reason.value}: {loss.stop - loss.start} tokens{tail}")
+        return "\n".join(lines)
+
+
+@dataclass
+class Waterfall:
+    """Tokens of all admitted requests, each on exactly one line.
+
+    Attributes:
+        requests: Requests admitted.
+        prompt_tokens: Their prompt tokens.
+        reused: Tokens that started from memory.
+        lost: Tokens lost, by reason.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    reused: int = 0
+    lost: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
+
+    def add(self, explanation: Explanation) -> None:
+        """Count one admitted request."""
+        self.requests += 1
+        self.prompt_tokens += explanation.prompt_tokens
+        self.reused += explanation.hit_tokens
+        for loss in explanation.losses:
+            self.lost[loss.reason] += loss.stop - loss.start
+
+
+def explain_match(
+    at: Match, length: int, hit: int, lookahead: int, *, tail: bool, now: float, elsewhere: int = 0
+) -> Explanation:
+    """Explain a lookup.
+
+    Args:
+        at: How far the prompt follows a known path.
+        length: Tokens of the prompt.
+        hit: Tokens reused.
+        lookahead: Largest lookahead of any group.
+        tail: The model resumes at checkpoints only.
+        now: Clock, for the age of evictions.
+        elsewhere: Tokens that another namespace knows, where this one knows nothing.
+    """
+    matched = at.position
+    usable = max(hit, min(matched - lookahead, length - 1))
+    capped = max(usable, min(matched, length - 1))
+    computed = max(hit, min(_seen(at), usable))
+    losses = list(_forgotten(at, hit, computed, tail=tail, now=now))
+    if computed < usable:
+        waiting = at.node.active > 0
+        reason = Reason.STILL_COMPUTING if waiting else Reason.STATE_NEVER_TAKEN
+        losses.append(Loss(reason, computed, usable))
+    losses.append(Loss(Reason.LOOKAHEAD, usable, capped, f"a draft needs {lookahead} more matched tokens"))
+    losses.append(Loss(Reason.LAST_TOKEN, capped, max(capped, matched)))
+    if matched:
+        losses.append(Loss(Reason.PARTED, matched, length))
+    else:
+        losses.append(Loss(Reason.OTHER_NAMESPACE, 0, elsewhere))
+        losses.append(Loss(Reason.NOTHING_MATCHED, elsewhere, length))
+    return Explanation(length, hit, matched, tuple(loss for loss in losses if loss.start < loss.stop))
+
+
+def _seen(at: Match) -> int:
+    """Position up to which the matched path was ever computed."""
+    for node in at.node.path():
+        if node.seen > node.start:
+            return min(node.seen, at.position)
+    return 0
+
+
+def _forgotten(at: Match, hit: int, computed: int, *, tail: bool, now: float) -> Iterator[Loss]:
+    """Lines for [hit, computed): tokens that were computed once and cannot be reused now."""
+    if computed <= hit:
+        return
+    if not tail:
+        yield Loss(Reason.EVICTED, hit, computed, _trimmed(at, now))
+        return
+    lost = _deepest_lost(at, hit, computed)
+    if lost is not None:
+        age = f"the {lost.kind} checkpoint at {lost.position} was {lost.cause} {now - lost.when:.1f} s ago"
+        yield Loss(Reason.EVICTED, hit, lost.position, age)
+        hit = lost.position
+    yield Loss(Reason.STATE_NEVER_TAKEN, hit, computed)
+
+
+def _deepest_lost(at: Match, low: int, high: int) -> LostCheckpoint | None:
+    for node in at.node.path():
+        inside = [lost for lost in node.lost if low < lost.position <= high]
+        if inside:
+            return max(inside, key=lambda lost: lost.position)
+        if node.start <= low:
+            return None
+    return None
+
+
+def _trimmed(at: Match, now: float) -> str:
+    nodes: Iterator[Node] = at.node.path()
+    trimmed = [node.trimmed for node in nodes if node.trimmed is not None]
+    if not trimmed:
+        return ""
+    when, cause = trimmed[-1]
+    return f"{cause} {now - when:.1f} s ago"

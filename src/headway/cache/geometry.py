@@ -1,0 +1,302 @@
+"""Where every token lives: computed once from specs and layout, and asked by everything else.
+
+Groups that need the same entries at a resume point (same kind, same window or chunk, same sharding) are always taken and
+freed together, so they share one *block table*: their bytes add up and one block id holds their entries of the same
+tokens. There is at most one table of sharded full attention, one of replicated full attention, one for each window and
+chunk, and one of states. A target and its MLA draft thus cost one block id for a stretch of tokens, not two.
+
+Rejected: a table a group. It needs twice the ids and twice the bookkeeping for a draft, and it rounds the draft's memory
+up to blocks sized for the target. Also rejected: one block size for all kinds (the engines' choice), which inflates an
+attention block to the size of a state.
+
+Formulas for N shards, interleave I, b tokens in a block on one rank, V = N*b:
+token p lies in block p // V, on rank (p // I) % N, at offset ((p % V) // (N*I)) * I + p % I inside the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headway.cache.spec import (
+    ChunkedLocal,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    Recurrent,
+    SlidingWindow,
+    check_names,
+)
+from headway.errors import ConfigError
+
+__all__ = ["CacheGeometry", "GroupGeometry", "TableGeometry", "TableKind"]
+
+Int64s = NDArray[np.int64]
+
+
+class TableKind(Enum):
+    """What the entries of a block table are needed for."""
+
+    PREFIX = "prefix"
+    """Every entry of the prefix (full attention)."""
+    WINDOW = "window"
+    """The last window - 1 entries."""
+    CHUNK = "chunk"
+    """The entries since the start of the chunk."""
+    STATE = "state"
+    """One state after exactly the prefix."""
+
+
+@dataclass(frozen=True)
+class TableGeometry:
+    """Geometry of one block table.
+
+    Attributes:
+        index: Number of the table.
+        kind: What its entries are needed for.
+        shards: Ranks over which its tokens are split (1: every rank holds all).
+        block_tokens: Tokens in one block on one rank; 0 for states.
+        bytes_per_token: Bytes of one token on the rank that stores it, over all groups of the table; 0 for states.
+        state_bytes: Bytes of one state on one rank, over all groups of the table; 0 for token-indexed tables.
+        state_blocks: Blocks that one state takes; 0 for token-indexed tables.
+        window: Tokens that a query sees (WINDOW), else 0.
+        chunk: Tokens in a chunk (CHUNK), else 0.
+        interleave: Consecutive tokens on one rank.
+    """
+
+    index: int
+    kind: TableKind
+    shards: int = 1
+    block_tokens: int = 0
+    bytes_per_token: int = 0
+    state_bytes: int = 0
+    state_blocks: int = 0
+    window: int = 0
+    chunk: int = 0
+    interleave: int = 1
+
+    @property
+    def span(self) -> int:
+        """Tokens of the sequence that one block id covers (0 for states)."""
+        return self.block_tokens * self.shards
+
+    def first_needed(self, position: int) -> int:
+        """First position whose entry is needed to resume at `position` (equal to it where none is)."""
+        if self.kind is TableKind.PREFIX:
+            return 0
+        if self.kind is TableKind.WINDOW:
+            return min(position, max(0, position - self.window + 1))
+        if self.kind is TableKind.CHUNK:
+            return position // self.chunk * self.chunk
+        return position
+
+    def blocks_for(self, tokens: int) -> int:
+        """Block ids that cover positions [0, tokens); the state's blocks for a STATE table."""
+        if self.kind is TableKind.STATE:
+            return self.state_blocks
+        return -(-tokens // self.span)
+
+    def owner(self, positions: ArrayLike) -> Int64s:
+        """Rank (0 to shards - 1) that stores each position."""
+        return np.asarray(positions, dtype=np.int64) // self.interleave % self.shards
+
+    def local_index(self, positions: ArrayLike) -> Int64s:
+        """Number of earlier tokens that the owner of each position stores: its index in the owner's own order."""
+        p = np.asarray(positions, dtype=np.int64)
+        stripe = self.shards * self.interleave
+        return p // stripe * self.interleave + p % self.interleave
+
+    def global_index(self, local: ArrayLike, rank: int) -> Int64s:
+        """Position of the token with index `local` in the order of `rank`; inverse of `local_index` on its own tokens."""
+        index = np.asarray(local, dtype=np.int64)
+        stripe = self.shards * self.interleave
+        return index // self.interleave * stripe + rank * self.interleave + index % self.interleave
+
+    def local_length(self, length: ArrayLike, rank: int) -> Int64s:
+        """How many of the first `length` tokens `rank` stores."""
+        n = np.asarray(length, dtype=np.int64)
+        stripe = self.shards * self.interleave
+        rest = np.clip(n % stripe - rank * self.interleave, 0, self.interleave)
+        return n // stripe * self.interleave + rest
+
+    def slots(self, positions: ArrayLike, rank: int, row: NDArray[np.int32]) -> Int64s:
+        """Slots of `positions` on `rank`.
+
+        Args:
+            positions: Token positions, any shape.
+            rank: The rank, 0 to shards - 1.
+            row: Block-table row, int32 [width]: block index -> block id.
+
+        Returns:
+            int64, shape of `positions`: block id x block_tokens + offset, or -1 where another rank owns the token.
+        """
+        p = np.asarray(positions, dtype=np.int64)
+        local = self.local_index(p)
+        slot = row[p // self.span].astype(np.int64) * self.block_tokens + local % self.block_tokens
+        return np.where(self.owner(p) == rank, slot, -1)
+
+
+@dataclass(frozen=True)
+class GroupGeometry:
+    """Where one group's bytes lie.
+
+    Attributes:
+        spec: The group's spec.
+        table: Geometry of the block table it uses.
+        offset: First byte of its region: inside a block (token-indexed), or inside the state's bytes (recurrent).
+    """
+
+    spec: LayerSpec
+    table: TableGeometry
+    offset: int
+
+    @property
+    def span(self) -> int:
+        """Tokens of the sequence that one block id covers (0 for states)."""
+        return self.table.span
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which the group's tokens are split."""
+        return self.table.shards
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in one block on one rank (0 for states)."""
+        return self.table.block_tokens
+
+
+class CacheGeometry:
+    """Geometry of all groups under one layout.
+
+    Attributes:
+        layout: The parallel layout.
+        block_bytes: Bytes of one block on every rank.
+        tables: Geometry of each block table.
+        groups: Geometry of each group, in the order given.
+        lookahead: Largest lookahead of any group: a resume point p needs p + lookahead matched tokens.
+        prefix_tables: The tables of full attention.
+        tail_tables: The tables of windows, chunks and states: what a checkpoint holds.
+        state_table: The table of states, or None.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[LayerSpec],
+        layout: ParallelLayout | None = None,
+        *,
+        block_tokens: int | None = None,
+        block_bytes: int | None = None,
+    ) -> None:
+        """Compute the geometry.
+
+        Args:
+            groups: Specs of the cache groups.
+            layout: Parallel layout; one rank if not given.
+            block_tokens: Tokens of the first token-indexed table in one block on one rank (16 if neither is given).
+            block_bytes: Bytes of a block on one rank, instead of `block_tokens`.
+
+        Raises:
+            ConfigError: Sizes that cannot work; the message says what to change.
+        """
+        check_names(groups)
+        self.layout = layout or ParallelLayout()
+        families = _families(groups)
+        self.block_bytes = block_bytes or _block_bytes(
+            families, self.layout, 16 if block_tokens is None else block_tokens
+        )
+        self.tables = tuple(
+            _table(i, family, self.layout, self.block_bytes) for i, family in enumerate(families)
+        )
+        self.groups = _place_groups(groups, families, self.tables)
+        self.lookahead = max(group.lookahead for group in groups)
+        self.prefix_tables = tuple(t for t in self.tables if t.kind is TableKind.PREFIX)
+        self.tail_tables = tuple(t for t in self.tables if t.kind is not TableKind.PREFIX)
+        self.state_table = next((t for t in self.tables if t.kind is TableKind.STATE), None)
+
+    def group(self, name: str) -> GroupGeometry:
+        """Geometry of the group called `name`.
+
+        Raises:
+            KeyError: No such group.
+        """
+        for group in self.groups:
+            if group.spec.name == name:
+                return group
+        raise KeyError(name)
+
+
+def _families(groups: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
+    """Groups that share a table, token-indexed ones in the order given, states last."""
+    families: dict[tuple[object, ...], list[LayerSpec]] = {}
+    for spec in groups:
+        need = getattr(spec, "window", 0) or getattr(spec, "chunk", 0)
+        families.setdefault((type(spec), spec.sharded, need), []).append(spec)
+    return sorted(families.values(), key=lambda family: isinstance(family[0], Recurrent))
+
+
+def _bytes_per_token(family: list[LayerSpec]) -> int:
+    return sum(spec.bytes_per_token for spec in family if not isinstance(spec, Recurrent))
+
+
+def _block_bytes(families: list[list[LayerSpec]], layout: ParallelLayout, block_tokens: int) -> int:
+    """Bytes of a block in which `block_tokens` tokens of the first table fit; a state's where there are only states."""
+    if block_tokens < 1:
+        raise ConfigError(f"block_tokens is {block_tokens}, it must be at least 1")
+    first = families[0]
+    if isinstance(first[0], Recurrent):
+        return sum(spec.state_bytes for spec in first if isinstance(spec, Recurrent))
+    if first[0].sharded and layout.shards > 1 and block_tokens % layout.interleave:
+        raise ConfigError(
+            f"block_tokens={block_tokens} is not a multiple of interleave={layout.interleave}: a block must hold whole "
+            f"stripes, so choose an interleave that divides {block_tokens} or a larger block"
+        )
+    return block_tokens * _bytes_per_token(first)
+
+
+def _table(index: int, family: list[LayerSpec], layout: ParallelLayout, block_bytes: int) -> TableGeometry:
+    first = family[0]
+    if isinstance(first, Recurrent):
+        total = sum(spec.state_bytes for spec in family if isinstance(spec, Recurrent))
+        return TableGeometry(index, TableKind.STATE, state_bytes=total, state_blocks=-(-total // block_bytes))
+    per_token = _bytes_per_token(family)
+    shards = layout.shards if first.sharded else 1
+    interleave = layout.interleave if shards > 1 else 1
+    fit = block_bytes // per_token // interleave * interleave
+    if fit == 0:
+        raise ConfigError(
+            f"group {first.name!r}: a block of {block_bytes} bytes cannot hold {interleave} token(s) of {per_token} bytes "
+            f"(the interleave); raise block_tokens so that block_bytes is at least {interleave * per_token}"
+        )
+    return TableGeometry(
+        index,
+        _KINDS[type(first)],
+        shards=shards,
+        block_tokens=fit,
+        bytes_per_token=per_token,
+        window=getattr(first, "window", 0),
+        chunk=getattr(first, "chunk", 0),
+        interleave=interleave,
+    )
+
+
+def _place_groups(
+    groups: Sequence[LayerSpec], families: list[list[LayerSpec]], tables: Sequence[TableGeometry]
+) -> tuple[GroupGeometry, ...]:
+    """Give every group its region: one after another, in the order of the specs of its table."""
+    placed: dict[str, GroupGeometry] = {}
+    for family, table in zip(families, tables, strict=True):
+        offset = 0
+        for spec in family:
+            placed[spec.name] = GroupGeometry(spec, table, offset)
+            offset += (
+                spec.state_bytes if isinstance(spec, Recurrent) else spec.bytes_per_token * table.block_tokens
+            )
+    return tuple(placed[spec.name] for spec in groups)
+
+
+_KINDS = {FullAttention: TableKind.PREFIX, SlidingWindow: TableKind.WINDOW, ChunkedLocal: TableKind.CHUNK}

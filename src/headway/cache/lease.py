@@ -1,0 +1,288 @@
+"""Running requests: what each holds, as rows of arrays, so that a step costs the same for one request and for a thousand.
+
+A lease holds one reference on each of its own blocks: of a table of full attention the block indices from `owned` on (those
+before belong to the tree, where the lease's place in it keeps them), of a window or chunk all that it still needs, and its
+running state. A block that it may write is written by nobody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.explain import Explanation
+from headway.cache.geometry import CacheGeometry, TableGeometry, TableKind
+from headway.cache.placement import Place
+from headway.cache.tree import Match
+from headway.errors import LeaseError
+
+if TYPE_CHECKING:
+    from headway.cache.prefix_cache import Hit, Prompt
+
+__all__ = ["ANSWER_STRETCH", "Lease", "LeaseTable", "StateExport", "Step"]
+
+Ids = NDArray[np.int32]
+Rows = NDArray[np.int64]
+
+ANSWER_STRETCH = 64
+"""Answer tokens that gather in a row before they are entered in the tree."""
+
+FAR = np.iinfo(np.int64).max
+"""A position that is never reached."""
+
+FREE, RUNNING, BROKEN = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class StateExport:
+    """A copy of a running state that the ranks make when `position` tokens are computed.
+
+    Attributes:
+        row: The lease's row.
+        position: Tokens after which the state is to be copied.
+        source: int32 [state_blocks], blocks of the running state.
+        destination: int32 [state_blocks], blocks to copy to, in the same order.
+    """
+
+    row: int
+    position: int
+    source: Ids
+    destination: Ids
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the ranks must do next for a batch of leases.
+
+    Attributes:
+        rows: int64 [n], rows of the leases.
+        starts: int64 [n], tokens computed before the step.
+        counts: int64 [n], tokens to compute; 0 where no memory could be found, and nothing changed for that lease.
+        copies: int32 [k, 2], blocks (source, destination) to copy whole on every rank before the forward pass.
+        fresh: int64 [m], rows whose recurrent state starts from zeros.
+        exports: States to copy after the forward pass, or at their position inside it.
+    """
+
+    rows: Rows
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    copies: Ids
+    fresh: Rows
+    exports: tuple[StateExport, ...]
+
+    @property
+    def exhausted(self) -> NDArray[np.bool_]:
+        """bool [n], leases that got no memory in this step."""
+        return self.counts == 0
+
+
+@dataclass
+class Record:
+    """What a lease needs to remember apart from its numbers.
+
+    Attributes:
+        prompt: The prompt.
+        hit: Where it resumed.
+        explanation: What became of the prompt's tokens.
+        at: Its place in the tree: the end of all its tokens that were entered.
+        published: It publishes what it computes (not `no_store`, not detached by a reset).
+        plan: Checkpoints still to be taken, ascending.
+        sources: Blocks that its first step copies from; one reference each until that step is committed.
+        exports: States of the step under way.
+        pin: Position up to which to pin, or 0.
+    """
+
+    prompt: Prompt
+    hit: Hit
+    explanation: Explanation
+    at: Match
+    published: bool
+    plan: list[Place]
+    sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
+    exports: dict[int, StateExport] = field(default_factory=dict)
+    pin: int = 0
+
+
+class LeaseTable:
+    """The rows of all running leases.
+
+    Attributes:
+        status: int8 [R], FREE, RUNNING or BROKEN.
+        known: int64 [R], tokens of the sequence told so far.
+        computed: int64 [R], tokens computed.
+        prompt: int64 [R], tokens of the prompt.
+        due: int64 [R], position of the next checkpoint, FAR if none is planned.
+        quiet: int64 [R], position up to which the blocks at hand suffice.
+        restored: bool [R], the first step has been committed.
+        in_step: bool [R], a step is under way.
+        tail: int32 [R, 2 * ANSWER_STRETCH], answer tokens that are not in the tree yet.
+        tail_size: int64 [R], how many.
+        blocks: One int32 [R, width] array a table: the block tables.
+        filled: int64 [tables, R], block indices allocated so far (end).
+        owned: int64 [tables, R], first block index on which the lease holds a reference.
+        records: The rest, by row.
+    """
+
+    def __init__(self, geometry: CacheGeometry, rows: int) -> None:
+        """Make room for `rows` leases; it grows."""
+        self._tables = geometry.tables
+        self.status = np.zeros(rows, dtype=np.int8)
+        self.known = np.zeros(rows, dtype=np.int64)
+        self.computed = np.zeros(rows, dtype=np.int64)
+        self.prompt = np.zeros(rows, dtype=np.int64)
+        self.due = np.full(rows, FAR, dtype=np.int64)
+        self.quiet = np.zeros(rows, dtype=np.int64)
+        self.restored = np.zeros(rows, dtype=np.bool_)
+        self.in_step = np.zeros(rows, dtype=np.bool_)
+        self.tail = np.zeros((rows, 2 * ANSWER_STRETCH), dtype=np.int32)
+        self.tail_size = np.zeros(rows, dtype=np.int64)
+        self.filled = np.zeros((len(self._tables), rows), dtype=np.int64)
+        self.owned = np.zeros((len(self._tables), rows), dtype=np.int64)
+        self.blocks: list[Ids] = [
+            np.full((rows, t.state_blocks if t.kind is TableKind.STATE else 16), -1, dtype=np.int32) for t in self._tables
+        ]
+        self.records: list[Record | None] = [None] * rows
+        self._free_rows = list(range(rows - 1, -1, -1))
+
+    @property
+    def running(self) -> int:
+        """Leases that have not ended."""
+        return len(self.status) - len(self._free_rows)
+
+    def active_rows(self) -> list[int]:
+        """Rows of all leases that have not ended."""
+        return [int(row) for row in np.flatnonzero(self.status)]
+
+    def record(self, row: int) -> Record:
+        """The record of a running lease."""
+        record = self.records[row]
+        assert record is not None
+        return record
+
+    def open(self, record: Record, length: int, computed: int) -> int:
+        """Give a lease a row."""
+        if not self._free_rows:
+            self._more_rows()
+        row = self._free_rows.pop()
+        self.records[row] = record
+        self.status[row] = RUNNING
+        self.known[row] = self.prompt[row] = length
+        self.computed[row] = computed
+        self.due[row] = record.plan[0].position if record.plan else FAR
+        self.restored[row] = False
+        self.in_step[row] = False
+        self.tail_size[row] = 0
+        self.quiet[row] = 0
+        for i, table in enumerate(self._tables):
+            first = table.first_needed(computed) // table.span if table.kind in _TAILS else 0
+            if table.kind is TableKind.PREFIX:
+                first = computed // table.span
+            self.filled[i, row] = self.owned[i, row] = first
+            if table.kind is not TableKind.STATE:
+                self.widen(i, table.blocks_for(length) + 1)
+        return row
+
+    def close(self, row: int) -> None:
+        """Free a row whose blocks have been released."""
+        for i, blocks in enumerate(self.blocks):
+            state = self._tables[i].kind is TableKind.STATE
+            blocks[row, : None if state else int(self.filled[i, row])] = -1
+        self.records[row] = None
+        self.status[row] = FREE
+        self.due[row] = FAR
+        self._free_rows.append(row)
+
+    def widen(self, table: int, width: int) -> None:
+        """Make the rows of a table at least `width` wide."""
+        blocks = self.blocks[table]
+        if width > blocks.shape[1]:
+            wide = np.full((blocks.shape[0], max(width, blocks.shape[1] * 3 // 2)), -1, dtype=np.int32)
+            wide[:, : blocks.shape[1]] = blocks
+            self.blocks[table] = wide
+
+    def check_rows(self, rows: Rows, *, in_step: bool = False, broken: bool = False) -> None:
+        """Refuse rows that are not running leases in the right phase.
+
+        Raises:
+            LeaseError: Names the first such row.
+        """
+        if len(rows) == 0:
+            return
+        if int(rows.min()) < 0 or int(rows.max()) >= len(self.status):
+            raise LeaseError(f"row {int(rows.max())} is not a lease")
+        status = self.status[rows]
+        bad = (status == FREE) if broken else (status != RUNNING)
+        if bad.any():
+            row = int(rows[bad.argmax()])
+            word = "has failed and can only be aborted" if self.status[row] == BROKEN else "is not a running lease"
+            raise LeaseError(f"row {row} {word}")
+        wrong = self.in_step[rows] != in_step
+        if wrong.any() and not broken:
+            row = int(rows[wrong.argmax()])
+            word = "has no step to commit" if in_step else "has a step under way: commit or fail it first"
+            raise LeaseError(f"row {row} {word}")
+
+    def _more_rows(self) -> None:
+        old = len(self.status)
+        for name in ("status", "known", "computed", "prompt", "due", "quiet", "restored", "in_step", "tail_size"):
+            values = getattr(self, name)
+            setattr(self, name, np.concatenate([values, np.zeros_like(values)]))
+        self.due[old:] = FAR
+        self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)])
+        self.filled = np.concatenate([self.filled, np.zeros_like(self.filled)], axis=1)
+        self.owned = np.concatenate([self.owned, np.zeros_like(self.owned)], axis=1)
+        self.blocks = [np.concatenate([b, np.full_like(b, -1)]) for b in self.blocks]
+        self.records += [None] * old
+        self._free_rows = list(range(2 * old - 1, old - 1, -1))
+
+
+_TAILS = (TableKind.WINDOW, TableKind.CHUNK)
+
+
+class Lease:
+    """A running request's hold on memory: a view of its row.
+
+    Attributes:
+        row: Its row in the block tables and in the arrays given to `extend`.
+    """
+
+    __slots__ = ("_record", "_table", "row")
+
+    def __init__(self, table: LeaseTable, row: int) -> None:
+        """View `row` of `table`."""
+        self._table = table
+        self._record = table.record(row)
+        self.row = row
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt it was made for."""
+        return self._record.prompt
+
+    @property
+    def hit(self) -> Hit:
+        """Where it resumed."""
+        return self._record.hit
+
+    @property
+    def explanation(self) -> Explanation:
+        """What became of the prompt's tokens."""
+        return self._record.explanation
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the sequence told so far."""
+        return int(self._table.known[self.row])
+
+    @property
+    def computed(self) -> int:
+        """Tokens computed and committed."""
+        return int(self._table.computed[self.row])
+
+    @property
+    def next_stop(self) -> int:
+        """Where the next prefill chunk should end: the next checkpoint, or all that is known."""
+        return int(min(self._table.due[self.row], self._table.known[self.row]))

@@ -1,0 +1,167 @@
+"""Which positions get a checkpoint.
+
+A state checkpoint can weigh as much as the attention entries of 16,000 tokens (Kimi-K3), so it is placed where requests
+come back to, not on a grid:
+
+    prompt_end   the end of the prompt, less what must be recomputed anyway: serves the resend and the next turn
+    answer_end   the end of the answer: serves the next turn; costs no copy, the running state is donated
+    junction     where this prompt parts from a path that others took: serves whoever shares that part next
+    breakpoint   positions that the caller marks
+    boundary     message boundaries that the caller passes: the first (end of the instructions) and the last, if
+                 their kind has paid for its memory so far
+    interval:N   every N tokens
+
+How often each kind paid (`PayRates`) is learned and used twice: to admit boundaries, and by eviction as what is expected
+of a checkpoint that nobody has used yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from headway.errors import ConfigError
+
+__all__ = ["DEFAULT_PLACEMENT", "PayRates", "Placement", "check_placement"]
+
+DEFAULT_PLACEMENT = ("prompt_end", "answer_end", "junction", "breakpoint", "boundary")
+_KINDS = frozenset(DEFAULT_PLACEMENT)
+_CERTAIN = frozenset({"preempt"})
+
+
+def _interval(kind: str) -> int | None:
+    head, _, number = kind.partition(":")
+    if head != "interval":
+        return None
+    if not number.isdigit() or int(number) < 1:
+        raise ConfigError(f"placement {kind!r}: write interval:N with N at least 1, for example interval:4096")
+    return int(number)
+
+
+def check_placement(kinds: Iterable[str]) -> None:
+    """Refuse unknown kinds of placement.
+
+    Raises:
+        ConfigError: Names the kinds that exist.
+    """
+    if isinstance(kinds, str):
+        raise ConfigError(f"placement must be a list of kinds, not the text {kinds!r}")
+    for kind in kinds:
+        if _interval(kind) is None and kind not in _KINDS:
+            known = ", ".join(DEFAULT_PLACEMENT)
+            raise ConfigError(f"unknown placement {kind!r}; known are {known} and interval:N")
+
+
+@dataclass
+class PayRates:
+    """How often checkpoints of each kind were reused, as a smoothed share.
+
+    Old evidence fades: counts are halved when a kind has been seen `memory` times.
+    """
+
+    memory: int = 2000
+    _taken: dict[str, float] = field(default_factory=dict)
+    _reused: dict[str, float] = field(default_factory=dict)
+
+    def took(self, kind: str) -> None:
+        """A checkpoint of `kind` was taken."""
+        self._taken[kind] = self._taken.get(kind, 0.0) + 1.0
+        if self._taken[kind] > self.memory:
+            self._taken[kind] /= 2
+            self._reused[kind] = self._reused.get(kind, 0.0) / 2
+
+    def reused(self, kind: str) -> None:
+        """A checkpoint of `kind` was resumed from for the first time."""
+        self._reused[kind] = self._reused.get(kind, 0.0) + 1.0
+
+    def rate(self, kind: str) -> float:
+        """Expected share of checkpoints of `kind` that get reused (Laplace's rule of succession)."""
+        if kind in _CERTAIN:
+            return 1.0
+        return (self._reused.get(kind, 0.0) + 1.0) / (self._taken.get(kind, 0.0) + 2.0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position that should get a checkpoint, and why."""
+
+    position: int
+    kind: str
+
+
+class Placement:
+    """Decides the positions of one request.
+
+    Attributes:
+        answer_end: Whether a finished request's state is kept.
+        interval: N of interval:N, or 0.
+    """
+
+    def __init__(self, kinds: Sequence[str], alignment: int, lookahead: int) -> None:
+        """Placement of the given kinds on a grid of `alignment`, for groups with `lookahead`."""
+        check_placement(kinds)
+        self._kinds = frozenset(kinds)
+        self._alignment = alignment
+        self._lookahead = lookahead
+        self.answer_end = "answer_end" in self._kinds
+        self.interval = min((n for n in map(_interval, kinds) if n), default=0)
+
+    def floor(self, position: int) -> int:
+        """The last position at or before `position` where a state can be exported."""
+        return position // self._alignment * self._alignment
+
+    def next_interval(self, position: int) -> int | None:
+        """The first position behind `position` that interval:N asks for, or None."""
+        if not self.interval:
+            return None
+        step = self.interval
+        while True:
+            place = self.floor((position // step + 1) * step)
+            if place > position:
+                return place
+            step += self.interval
+
+    def plan(
+        self,
+        length: int,
+        hit: int,
+        *,
+        junction: int | None,
+        breakpoints: Sequence[int],
+        boundaries: Sequence[int],
+        pin: int = 0,
+    ) -> list[Place]:
+        """Positions of (hit, length) that should get a checkpoint while the prompt is computed, ascending.
+
+        Args:
+            length: Tokens of the prompt.
+            hit: Position from which it resumes.
+            junction: Where it parts from a known path, or None.
+            breakpoints: Positions that the caller marked.
+            boundaries: Message boundaries that were admitted.
+            pin: Position up to which the caller wants the prefix pinned, or 0.
+        """
+        last = length - max(1, self._lookahead)
+        wanted: dict[int, str] = {}
+        if "boundary" in self._kinds:
+            wanted.update((self.floor(min(p, last)), "boundary") for p in boundaries)
+        if self.interval:
+            place = self.next_interval(hit)
+            while place is not None and place <= last:
+                wanted[place] = f"interval:{self.interval}"
+                place = self.next_interval(place)
+        if "prompt_end" in self._kinds:
+            wanted[self.floor(last)] = "prompt_end"
+        if "junction" in self._kinds and junction is not None:
+            wanted[self.floor(junction - self._lookahead)] = "junction"
+        if "breakpoint" in self._kinds:
+            wanted.update((self.floor(min(p, last)), "breakpoint") for p in breakpoints)
+        if pin:
+            wanted[self.floor(min(pin, last))] = "breakpoint"
+        return [Place(p, kind) for p, kind in sorted(wanted.items()) if p > hit]
+
+    @staticmethod
+    def telling(boundaries: Sequence[int]) -> tuple[int, ...]:
+        """The message boundaries that requests come back to: the first (end of the instructions) and the last."""
+        inner = sorted(set(boundaries))
+        return tuple(inner) if len(inner) <= 2 else (inner[0], inner[-1])

@@ -1,0 +1,91 @@
+"""Prompts as the cache sees them: symbols, and what the caller wants of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headway.errors import LeaseError
+
+__all__ = ["Media", "Prompt", "Symbols"]
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Media:
+    """A run of placeholder tokens that stand for an image, a sound or another content.
+
+    Attributes:
+        start: Position of the first placeholder.
+        length: How many.
+        content: Identity of the content, a digest for example; equal contents share, different ones never do.
+    """
+
+    start: int
+    length: int
+    content: Hashable
+
+
+class Symbols:
+    """Gives every media content its own negative symbol, so that equal placeholder ids are told apart."""
+
+    def __init__(self) -> None:
+        """Start with no content known."""
+        self._known: dict[tuple[Hashable, int], int] = {}
+
+    def apply(self, tokens: ArrayLike, media: Sequence[Media]) -> Ids:
+        """A copy of `tokens` (int32 [n]) in which the placeholders of `media` are their contents' symbols.
+
+        Raises:
+            LeaseError: A medium outside the tokens.
+        """
+        symbols = np.array(tokens, dtype=np.int32)
+        for item in media:
+            if item.start < 0 or item.length < 1 or item.start + item.length > len(symbols):
+                raise LeaseError(f"media at [{item.start}, {item.start + item.length}) lies outside {len(symbols)} tokens")
+            key = (item.content, item.length)
+            number = self._known.setdefault(key, len(self._known))
+            symbols[item.start : item.start + item.length] = -1 - number
+        return symbols
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A prompt and what is wanted of it.
+
+    Attributes:
+        tokens: int32 [n], n >= 1: token ids, or what `PrefixCache.symbols` made of them. Not copied: do not change it.
+        namespace: From `PrefixCache.namespace`.
+        boundaries: Positions where a message ends, as hints for checkpoints.
+        breakpoints: Positions that must get a checkpoint.
+        pin: Protect that many first tokens from eviction for a while; 0 for none.
+        no_store: Reuse what is there, leave nothing behind.
+    """
+
+    tokens: Ids
+    namespace: int = 0
+    boundaries: Sequence[int] = ()
+    breakpoints: Sequence[int] = ()
+    pin: int = 0
+    no_store: bool = False
+
+    def __post_init__(self) -> None:
+        """Convert and check.
+
+        Raises:
+            LeaseError: An empty prompt, or marks outside of it.
+        """
+        tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
+        if tokens.ndim != 1 or len(tokens) == 0:
+            raise LeaseError("a prompt needs at least one token, as a one-dimensional array")
+        object.__setattr__(self, "tokens", tokens)
+        for name in ("boundaries", "breakpoints"):
+            marks = getattr(self, name)
+            if marks and not all(0 < mark <= len(tokens) for mark in marks):
+                raise LeaseError(f"{name} must lie in (0, {len(tokens)}], the prompt: {list(marks)}")
+        if self.pin < 0:
+            raise LeaseError(f"pin is {self.pin}, it must not be negative")

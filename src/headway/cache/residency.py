@@ -1,0 +1,162 @@
+"""Which blocks the edges of the tree hold: moving the resident end forward and back.
+
+Every table of full attention has its own run of block ids on each edge. When an edge's resident end moves forward, the
+blocks of the lease that computed the stretch become the edge's (one reference each); when it moves back, they are released.
+A block that is only partly filled at the resident end is held by the edge and by the lease that goes on writing behind it;
+whoever resumes inside it writes to a copy. When the stretch behind it becomes resident from another lease's copy, that
+copy takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.checkpoint import Checkpoint
+from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
+from headway.cache.geometry import CacheGeometry
+from headway.cache.pool import BlockPool
+from headway.cache.tree import Match, Node, SplitHook
+
+__all__ = ["Residency"]
+
+Ids = NDArray[np.int32]
+
+
+class Residency(SplitHook):
+    """Holds and releases the blocks of edges and checkpoints, and tells listeners.
+
+    Attributes:
+        tables: The tables of full attention.
+        listeners: Called with every event.
+        namespaces: Namespace id of each root.
+    """
+
+    def __init__(self, geometry: CacheGeometry, pool: BlockPool, move_rows: Callable[[Node, Node], None]) -> None:
+        """Keep blocks of `pool`; `move_rows(upper, lower)` hands over the leases that end in the upper half of a split."""
+        self.tables = geometry.prefix_tables
+        self._pool = pool
+        self._move_rows = move_rows
+        self.listeners: list[Callable[[Event], None]] = []
+        self.namespaces: dict[Node, int] = {}
+
+    def frontier(self, at: Match) -> int:
+        """The position up to which the path to `at` is resident."""
+        for node in at.node.path():
+            if node.resident > node.start:
+                return min(node.resident, at.position)
+        return 0
+
+    def path_ids(self, at: Match, table: int, first: int, out: Ids) -> None:
+        """Write the block ids of prefix table `table` on the path to `at` into `out`, from block index `first` on.
+
+        Where two edges meet inside a block, the deeper edge's id stands: it holds the entries of both.
+        """
+        span = self.tables[table].span
+        last = first + len(out)
+        nodes = [node for node in at.node.path() if node.resident > node.start]
+        for node in reversed(nodes):
+            begin = node.start // span
+            ids = node.runs[table].view
+            low, high = max(first, begin), min(last, begin + len(ids))
+            if low < high:
+                out[low - first : high - first] = ids[low - begin : high - begin]
+
+    def grow(self, at: Match, rows: Sequence[Ids]) -> None:
+        """Make the path to `at` resident with the blocks of `rows` (one block-table row a prefix table).
+
+        Only what is not resident yet is taken; each id gets one more holder.
+        """
+        missing = [node for node in at.node.path() if node.resident < min(node.end, at.position)]
+        for node in reversed(missing):
+            stop = min(node.end, at.position)
+            for table, run, row in zip(self.tables, node.runs, rows, strict=True):
+                first = node.start // table.span
+                begin = first + run.size
+                if node.resident > node.start and node.resident % table.span:
+                    begin -= 1
+                ids = row[begin : -(-stop // table.span)]
+                self._pool.share(ids)
+                if begin < first + run.size:
+                    self._pool.release(run.cut(begin - first))
+                run.extend(ids)
+            if node.resident == node.start and node.parent is not None:
+                node.parent.resident_children += 1
+            node.resident = stop
+            node.trimmed = None
+        if missing and self.listeners:
+            self._tell(ResidentGrown(self._namespace(at.node), at.node.prefix(at.position)))
+
+    def shrink(self, node: Node, keep: int, cause: str) -> int:
+        """Keep of `node` only what lies before `keep`, at least its start. Returns the blocks that became free."""
+        if node.resident <= keep:
+            return 0
+        if self.listeners:
+            self._tell(ResidentShrunk(self._namespace(node), node.prefix(node.resident), keep, cause))
+        freed = 0
+        for table, run in zip(self.tables, node.runs, strict=True):
+            size = -(-keep // table.span) - node.start // table.span if keep > node.start else 0
+            freed += self._pool.release(run.cut(size))
+        node.resident = keep
+        if keep == node.start and node.parent is not None:
+            node.parent.resident_children -= 1
+        return freed
+
+    def would_free(self, node: Node, keep: int) -> int:
+        """Block ids that `node` names for positions of [keep, resident) only."""
+        count = 0
+        for table, run in zip(self.tables, node.runs, strict=True):
+            size = -(-keep // table.span) - node.start // table.span if keep > node.start else 0
+            count += run.size - size
+        return count
+
+    def store(self, checkpoint: Checkpoint) -> None:
+        """Put a checkpoint, which brings its references, into its edge."""
+        checkpoint.node.add_checkpoint(checkpoint)
+        if self.listeners:
+            prefix = checkpoint.node.prefix(checkpoint.position)
+            self._tell(CheckpointStored(self._namespace(checkpoint.node), prefix, checkpoint.kind))
+
+    def remove(self, checkpoint: Checkpoint, cause: str) -> int:
+        """Drop a checkpoint and its references. Returns the blocks that became free."""
+        node = checkpoint.node
+        if self.listeners:
+            prefix = node.prefix(checkpoint.position)
+            self._tell(CheckpointRemoved(self._namespace(node), prefix, checkpoint.kind, cause))
+        node.remove_checkpoint(checkpoint)
+        return sum(self._pool.release(section.ids) for section in checkpoint.sections)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Divide blocks, residency and leases between the halves of a split edge."""
+        cut, resident = lower.start, lower.resident
+        for table, run, above in zip(self.tables, lower.runs, upper.runs, strict=True):
+            ids = run.view.copy()
+            first = upper.start // table.span
+            if resident <= cut:
+                above.extend(ids)
+                run.cut(0)
+                continue
+            above.extend(ids[: -(-cut // table.span) - first])
+            below = ids[cut // table.span - first :]
+            if cut % table.span:
+                self._pool.share(below[:1])
+            run.cut(0)
+            run.extend(below)
+        upper.resident = min(resident, cut)
+        lower.resident = max(resident, cut)
+        upper.resident_children = int(resident > cut)
+        if lower.pinned_until and lower.pinned_to <= cut:
+            upper.pinned_to, upper.pinned_until, upper.pinned_blocks = lower.pinned_to, lower.pinned_until, lower.pinned_blocks
+            lower.pinned_to, lower.pinned_until, lower.pinned_blocks = 0, 0.0, 0
+        self._move_rows(upper, lower)
+
+    def _namespace(self, node: Node) -> int:
+        while node.parent is not None:
+            node = node.parent
+        return self.namespaces[node]
+
+    def _tell(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)

@@ -1,0 +1,227 @@
+"""What a model keeps, and how it is laid out: the records that everything else is computed from.
+
+A *spec* describes one KV cache group: layers of one kind whose bytes add up. A spec declares whether its kind is split
+by tokens over context-parallel ranks (`sharded`); nothing infers that from a class name, because every such inference
+that we know of became a silent loss of hits once a model mixed kinds (vllm#53598).
+
+`bytes_per_token` and `state_bytes` count what *one rank* stores after tensor parallelism: tensor parallelism splits heads
+and is already in these figures, context parallelism splits tokens and is applied by `headway.cache.geometry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NewType
+
+from headway.errors import ConfigError
+
+Position = NewType("Position", int)
+"""A token position of a sequence, counted from 0. As the end of a range it is exclusive."""
+
+BlockId = NewType("BlockId", int)
+"""The number of a block, the same on every rank."""
+
+Slot = NewType("Slot", int)
+"""Place of one token on one rank: block id x block tokens + offset."""
+
+__all__ = [
+    "BlockId",
+    "ChunkedLocal",
+    "ComputeCost",
+    "FullAttention",
+    "LayerSpec",
+    "ParallelLayout",
+    "Position",
+    "Recurrent",
+    "SlidingWindow",
+    "Slot",
+]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _require_sizes(spec: LayerSpec, **sizes: int) -> None:
+    _require(bool(spec.name), f"a {type(spec).__name__} group needs a name")
+    for label, value in sizes.items():
+        _require(value >= 1, f"group {spec.name!r}: {label} is {value}, it must be at least 1")
+    _require(
+        spec.lookahead >= 0, f"group {spec.name!r}: lookahead is {spec.lookahead}, it must not be negative"
+    )
+
+
+@dataclass(frozen=True)
+class FullAttention:
+    """Full attention (MHA, GQA, MLA): one entry a token, all of them needed.
+
+    Attributes:
+        name: The group's name, unique within a configuration.
+        bytes_per_token: Bytes of one token over all layers of the group, on the rank that stores it.
+        lookahead: How many later tokens an entry also depends on (EAGLE and MTP drafts; 0 for a target, DFlash, DSpark).
+        sharded: False for a draft that keeps every token on every rank (GQA drafts under decode context parallelism).
+    """
+
+    name: str
+    bytes_per_token: int
+    lookahead: int = 0
+    sharded: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 (ConfigError)."""
+        _require_sizes(self, bytes_per_token=self.bytes_per_token)
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Sliding-window attention: token p sees (p - window, p], so resuming at p needs [p - window + 1, p).
+
+    Attributes:
+        name: The group's name.
+        bytes_per_token: Bytes of one token over all layers of the group.
+        window: Tokens that a query sees, itself included.
+        lookahead: As for `FullAttention`.
+    """
+
+    name: str
+    bytes_per_token: int
+    window: int
+    lookahead: int = 0
+    sharded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 (ConfigError)."""
+        _require_sizes(self, bytes_per_token=self.bytes_per_token, window=self.window)
+
+
+@dataclass(frozen=True)
+class ChunkedLocal:
+    """Chunked local attention (Llama 4): token p sees its own chunk up to p, [p // chunk * chunk, p].
+
+    Attributes:
+        name: The group's name.
+        bytes_per_token: Bytes of one token over all layers of the group.
+        chunk: Tokens in a chunk.
+        lookahead: As for `FullAttention`.
+    """
+
+    name: str
+    bytes_per_token: int
+    chunk: int
+    lookahead: int = 0
+    sharded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 (ConfigError)."""
+        _require_sizes(self, bytes_per_token=self.bytes_per_token, chunk=self.chunk)
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A recurrent state (Mamba, Mamba-2, GatedDeltaNet, KDA, short convolutions): one of fixed size a sequence.
+
+    Attributes:
+        name: The group's name.
+        state_bytes: Bytes of the state after some number of tokens, over all layers of the group, on one rank.
+    """
+
+    name: str
+    state_bytes: int
+    sharded: ClassVar[bool] = False
+    lookahead: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below 1 (ConfigError)."""
+        _require_sizes(self, state_bytes=self.state_bytes)
+
+
+LayerSpec = FullAttention | SlidingWindow | ChunkedLocal | Recurrent
+"""A KV cache group of any kind. The kinds are a closed set: one that is not listed here is refused."""
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """How many ranks there are and what each dimension splits.
+
+    Attributes:
+        tp: Tensor-parallel size (splits heads and states; already applied in the specs' bytes).
+        dcp: Decode-context-parallel size (splits tokens of sharded groups; reuses the tensor-parallel ranks).
+        pcp: Prefill-context-parallel size (extra ranks, splits tokens as well).
+        interleave: Consecutive tokens that one rank stores before the next rank takes over.
+    """
+
+    tp: int = 1
+    dcp: int = 1
+    pcp: int = 1
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse impossible layouts.
+
+        Raises:
+            ConfigError: A size below 1, or tp not divisible by dcp.
+        """
+        for name in ("tp", "dcp", "pcp", "interleave"):
+            value = getattr(self, name)
+            _require(value >= 1, f"layout: {name} is {value}, it must be at least 1")
+        _require(
+            self.tp % self.dcp == 0,
+            f"layout: tp={self.tp} is not divisible by dcp={self.dcp}; decode context parallelism reuses the "
+            f"tensor-parallel ranks, so choose dcp among the divisors of tp",
+        )
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which the tokens of a sharded group are split."""
+        return self.dcp * self.pcp
+
+
+@dataclass(frozen=True)
+class ComputeCost:
+    """What computing a prompt costs, in any unit: cost(n) = linear * n + quadratic * n^2 / 2 for n tokens.
+
+    The quadratic term is full attention's. The default ratio puts the two terms level at 100,000 tokens, between
+    Kimi-Linear (38.6k) and Kimi-K3 (140k).
+
+    Attributes:
+        linear: Cost of one token apart from attention to earlier tokens.
+        quadratic: Additional cost of one token for each earlier token.
+    """
+
+    linear: float = 1.0
+    quadratic: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Refuse costs that could not rank anything.
+
+        Raises:
+            ConfigError: A negative coefficient, or both zero.
+        """
+        _require(self.linear >= 0 and self.quadratic >= 0, "cost: the coefficients must not be negative")
+        _require(self.linear + self.quadratic > 0, "cost: one of linear and quadratic must be positive")
+
+    def between(self, start: float, stop: float) -> float:
+        """Cost of computing positions [start, stop) on top of the first `start` tokens."""
+        return (stop - start) * (self.linear + 0.5 * self.quadratic * (stop + start))
+
+
+def check_names(groups: Sequence[LayerSpec]) -> None:
+    """Refuse an empty list of groups and repeated names.
+
+    Raises:
+        ConfigError: No group, or a name given twice.
+    """
+    _require(
+        len(groups) > 0,
+        "no cache groups: give at least one FullAttention, SlidingWindow, ChunkedLocal or Recurrent",
+    )
+    for group in groups:
+        _require(
+            isinstance(group, LayerSpec),
+            f"unknown kind of cache group: {group!r}; use FullAttention, SlidingWindow, ChunkedLocal or Recurrent",
+        )
+    names = [group.name for group in groups]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    _require(not repeated, f"cache groups share the name {', '.join(repeated)}: give each its own")

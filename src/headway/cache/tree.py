@@ -1,0 +1,305 @@
+"""The prefix tree: which token sequences are known, and how far each is resident.
+
+A radix tree over token ids: exact (no hashes), token-granular, and its cost is set by branches, not by blocks. An edge is
+one numpy run of tokens. It carries the block ids of the tables that need the whole prefix, and checkpoints *inside* it,
+sorted by position: a conversation of 300 turns is still one edge and one comparison.
+
+What is kept of an edge is always a prefix of it, so one number (`resident`) says it, and one structure answers four
+questions: what can be reused (resident), what is being computed (known, leased, not resident), what was here and is gone
+(known, neither leased nor resident: a ghost), and where traffic parts (a branch).
+
+Invariants:
+    * start <= resident <= end; a child has something resident only where its parent is resident to its end.
+    * `runs[i]` holds the ids of the block indices [start // span, ceil(resident / span)) of prefix table i, one
+      reference each; two edges that meet inside a block both name a block for it (the same one or two copies).
+    * checkpoints lie in (start, resident].
+    * `active` counts the leases whose path ends at this edge or below.
+
+Rejected: a node a block (cost grows with length, and the block size becomes the granularity of hits); hash chains
+(collisions, and the hash must be computed for the whole prompt before anything is known).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.checkpoint import Checkpoint
+
+__all__ = ["GrowingArray", "LostCheckpoint", "Match", "Node", "common_prefix", "enter", "match", "split"]
+
+Ints = NDArray[np.int32]
+
+_COMPARE_CHUNK = 32768
+"""Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work early."""
+
+
+def common_prefix(a: Ints, b: Ints) -> int:
+    """Length of the longest common prefix of two int32 arrays. O(result)."""
+    n = min(len(a), len(b))
+    for low in range(0, n, _COMPARE_CHUNK):
+        high = min(n, low + _COMPARE_CHUNK)
+        differs = a[low:high] != b[low:high]
+        first = int(differs.argmax())
+        if differs[first]:
+            return low + first
+    return n
+
+
+class GrowingArray:
+    """An int32 array that grows at its end in O(1) amortised an element."""
+
+    __slots__ = ("_buffer", "size")
+
+    def __init__(self, values: Ints | None = None) -> None:
+        """Start with a copy of `values`, or empty."""
+        self._buffer = np.empty(0, dtype=np.int32) if values is None else np.array(values, dtype=np.int32)
+        self.size = len(self._buffer)
+
+    @property
+    def view(self) -> Ints:
+        """The elements; valid until the array changes."""
+        return self._buffer[: self.size]
+
+    def extend(self, values: Ints) -> None:
+        """Append `values`."""
+        size = self.size + len(values)
+        if size > len(self._buffer):
+            grown = np.empty(max(size, self.size + self.size // 2), dtype=np.int32)
+            grown[: self.size] = self.view
+            self._buffer = grown
+        self._buffer[self.size : size] = values
+        self.size = size
+
+    def cut(self, size: int) -> Ints:
+        """Keep the first `size` elements and return a copy of those that went."""
+        gone = self._buffer[size : self.size].copy()
+        self.size = size
+        return gone
+
+
+class LostCheckpoint(NamedTuple):
+    """A checkpoint that was here: position, kind, when it went (clock of the cache) and why."""
+
+    position: int
+    kind: str
+    when: float
+    cause: str
+
+
+class Node:
+    """One edge of the tree: the tokens [start, end) that follow its parent's.
+
+    Attributes:
+        parent: The edge before it, None for a root.
+        start: Position of its first token.
+        text: Its tokens.
+        children: Edges that follow, by first token.
+        resident: Position up to which its entries are kept.
+        seen: Position up to which its tokens were ever computed.
+        runs: Block ids of each prefix table, see the invariants above.
+        marks: Positions of its checkpoints, ascending.
+        checkpoints: The checkpoints, in the order of `marks`.
+        rows: Leases whose path ends in this edge.
+        active: Leases whose path ends in this edge or below.
+        resident_children: Children that have anything resident.
+        hits: Leases that resumed at or behind its start.
+        used: Tick of the last such lease.
+        age: Eviction policy's clock at the last use.
+        entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
+        pinned_to: Position up to which it must stay until `pinned_until` (models without checkpoints).
+        pinned_until: Time of the end of the pin.
+        pinned_blocks: Blocks that count against the cap on pins.
+        lost: Checkpoints that were evicted from it, the latest last, bounded.
+        trimmed: When and why part of it was evicted, or None.
+    """
+
+    __slots__ = (
+        "active",
+        "age",
+        "checkpoints",
+        "children",
+        "entry",
+        "hits",
+        "lost",
+        "marks",
+        "parent",
+        "pinned_blocks",
+        "pinned_to",
+        "pinned_until",
+        "resident",
+        "resident_children",
+        "rows",
+        "runs",
+        "seen",
+        "start",
+        "text",
+        "trimmed",
+        "used",
+    )
+
+    def __init__(self, parent: Node | None, start: int, text: GrowingArray, tables: int) -> None:
+        """Make an edge of which nothing is resident."""
+        self.parent = parent
+        self.start = start
+        self.text = text
+        self.children: dict[int, Node] = {}
+        self.resident = start
+        self.seen = start
+        self.runs = tuple(GrowingArray() for _ in range(tables))
+        self.marks: list[int] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.rows: set[int] = set()
+        self.active = 0
+        self.resident_children = 0
+        self.hits = 0
+        self.used = 0
+        self.age = 0.0
+        self.entry = -1
+        self.pinned_to = 0
+        self.pinned_until = 0.0
+        self.pinned_blocks = 0
+        self.lost: list[LostCheckpoint] = []
+        self.trimmed: tuple[float, str] | None = None
+
+    @property
+    def end(self) -> int:
+        """Position after its last token."""
+        return self.start + self.text.size
+
+    def path(self) -> Iterator[Node]:
+        """This edge and its ancestors, deepest first, the root excluded."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def prefix(self, position: int) -> Ints:
+        """A copy of all tokens from the root to `position`, which lies in this edge."""
+        parts = [self.text.view[: position - self.start]]
+        parts += [node.text.view for node in self.path() if node is not self]
+        return np.concatenate(parts[::-1])
+
+    def checkpoint_at_or_before(self, position: int) -> Checkpoint | None:
+        """The deepest checkpoint at or before `position` on the path through this edge."""
+        for node in self.path():
+            index = bisect_right(node.marks, position)
+            if index:
+                return node.checkpoints[index - 1]
+        return None
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Insert a checkpoint; no other lies at its position."""
+        index = bisect_right(self.marks, checkpoint.position)
+        self.marks.insert(index, checkpoint.position)
+        self.checkpoints.insert(index, checkpoint)
+
+    def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint out."""
+        index = bisect_right(self.marks, checkpoint.position) - 1
+        assert self.checkpoints[index] is checkpoint
+        del self.marks[index], self.checkpoints[index]
+
+
+class Match(NamedTuple):
+    """How far a prompt follows a known path: it ends at `position`, inside or at the end of `node`."""
+
+    node: Node
+    position: int
+
+
+def match(root: Node, tokens: Ints) -> Match:
+    """Follow `tokens` from `root` as far as they are known. Pure; O(matched tokens + branches)."""
+    return follow(Match(root, root.start), tokens)
+
+
+def follow(at: Match, tokens: Ints) -> Match:
+    """Follow `tokens` onward from a place in the tree. Pure."""
+    node, position = at
+    base, n = position, len(tokens)
+    if position < node.end:
+        position += common_prefix(node.text.view[position - node.start :], tokens)
+        if position < node.end:
+            return Match(node, position)
+    while position - base < n:
+        child = node.children.get(int(tokens[position - base]))
+        if child is None:
+            break
+        node = child
+        position += common_prefix(node.text.view, tokens[position - base :])
+        if position < node.end:
+            break
+    return Match(node, position)
+
+
+def enter(at: Match, tokens: Ints, share: SplitHook) -> Match:
+    """Make `tokens` known behind a place in the tree, where they part from what is known.
+
+    A leaf that ends there grows in place, so a conversation stays one edge; elsewhere a branch is made.
+
+    Args:
+        at: Where the tokens follow; nothing known continues with tokens[0].
+        tokens: int32, may be empty.
+        share: Called with (upper, lower) when an edge has to be split.
+
+    Returns:
+        The place behind the last token.
+    """
+    node, position = at
+    if len(tokens) == 0:
+        return at
+    if position < node.end:
+        node = split(node, position, share)
+    if node.parent is not None and not node.children:
+        node.text.extend(tokens)
+        return Match(node, node.end)
+    child = Node(node, position, GrowingArray(tokens), len(node.runs))
+    node.children[int(tokens[0])] = child
+    return Match(child, child.end)
+
+
+class SplitHook:
+    """What must happen to resources when an edge is split."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """`lower` was cut: its part before `lower.start` is now `upper`, which holds nothing yet."""
+        raise NotImplementedError
+
+
+def split(node: Node, position: int, hook: SplitHook) -> Node:
+    """Cut an edge in two at `position` and return the upper half. The node object becomes the lower half.
+
+    Checkpoints, leases' ends and known tokens go to the half they lie in; `hook` divides blocks and what depends on them.
+    """
+    parent = node.parent
+    assert parent is not None
+    assert node.start < position < node.end
+    cut = position - node.start
+    upper = Node(parent, node.start, GrowingArray(node.text.view[:cut]), len(node.runs))
+    parent.children[int(upper.text.view[0])] = upper
+    upper.children[int(node.text.view[cut])] = node
+    upper.active = node.active
+    upper.seen = min(node.seen, position)
+    upper.hits, upper.used, upper.age = node.hits, node.used, node.age
+    upper.trimmed = node.trimmed if node.resident < position else None
+    upper.lost = [lost for lost in node.lost if lost.position <= position]
+    node.lost = [lost for lost in node.lost if lost.position > position]
+    node.text = GrowingArray(node.text.view[cut:])
+    node.parent = upper
+    node.start = position
+    node.seen = max(node.seen, position)
+    _split_checkpoints(upper, node, position)
+    hook.split(upper, node)
+    return upper
+
+
+def _split_checkpoints(upper: Node, lower: Node, position: int) -> None:
+    index = bisect_right(lower.marks, position)
+    upper.marks, lower.marks = lower.marks[:index], lower.marks[index:]
+    upper.checkpoints, lower.checkpoints = lower.checkpoints[:index], lower.checkpoints[index:]
+    for checkpoint in upper.checkpoints:
+        checkpoint.node = upper

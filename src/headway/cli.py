@@ -1,0 +1,161 @@
+"""The command line: `headway serve`, `check`, `bench` and `inspect`.
+
+A command is a plain function with typer annotations in the package it belongs to. The table `COMMANDS` names
+it, and its module is imported when the command runs or shows its own help, not before: importing torch takes
+seconds, and `headway --version` must not wait for it, nor fail where the extra `serve` is not installed.
+
+Exit codes: 0 it worked; 1 it failed; 2 what was asked for cannot work as it was asked (an unknown option, a
+layout that contradicts itself, an extra that is not installed).
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from headway import __version__
+from headway.errors import ConfigError, HeadwayError, ScenarioError
+
+__all__ = ["COMMANDS", "LazyCommand", "LazyGroup", "app", "main"]
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """Where a command's function is, and the line about it that `headway --help` shows.
+
+    Attributes:
+        target: `module:function`. The function's docstring is the help text of the command.
+        summary: one line; it must not need the module.
+    """
+
+    target: str
+    summary: str
+
+    def load(self) -> Callable[..., Any]:
+        """Import the module and return the function."""
+        module, _, function = self.target.partition(":")
+        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        return loaded
+
+
+COMMANDS: dict[str, LazyCommand] = {
+    "serve": LazyCommand(
+        "headway.server.command:serve", "Serve a model over the OpenAI API, reusing all that it has computed."
+    ),
+    "check": LazyCommand(
+        "headway.conformance.command:check", "Run scenarios that say what the cache must answer, and compare."
+    ),
+    "bench": LazyCommand(
+        "headway.bench.command:bench", "Measure what each operation of the cache costs here."
+    ),
+    "inspect": LazyCommand(
+        "headway.runtime.command:inspect", "Show a model's layer kinds, groups, geometry, bytes and capacity."
+    ),
+}
+"""Every command by name. Adding a line here is all that registering a command takes."""
+
+_EXTRAS = {
+    "serve": ("fastapi", "jinja2", "prometheus_client", "safetensors", "torch", "transformers", "uvicorn"),
+    "plot": ("matplotlib",),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that lists summaries, and imports a command only to run it or to show its options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command as usual, then put the loaded one in the place of its stand-in."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            loader = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            loader.command(name)(COMMANDS[name].load())
+            return name, typer.main.get_command(loader), rest
+        return name, found, rest
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"headway {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Keep what a hybrid language model has computed, and start every request as far along as that allows.
+
+    - `headway serve` runs the small built-in model on http://127.0.0.1:8000, with no download
+
+    - `headway serve PATH_OR_HUB_ID` runs yours
+
+    - `headway inspect PATH_OR_HUB_ID` says beforehand how much memory its cache needs, and how many tokens a
+      prefix must have to be reused
+
+    - `headway COMMAND --help` explains a command and its options
+
+    An error is one line. Set `HEADWAY_DEBUG=1` to see where it came from.
+    """
+
+
+def _build_app() -> typer.Typer:
+    built = typer.Typer(
+        cls=LazyGroup, add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", callback=_root
+    )
+    for name, command in COMMANDS.items():
+        built.command(name, help=command.summary)(_stand_in)
+    return built
+
+
+def _stand_in() -> NoReturn:
+    raise AssertionError("LazyGroup runs the loaded command, not its stand-in")
+
+
+app = _build_app()
+"""The typer application. Run it through `main`, which turns errors into lines."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    Args:
+        arguments: what follows `headway`; the process's own arguments by default.
+
+    Raises:
+        SystemExit: always, with the exit code.
+        Exception: a fault of our own, as it is; with `HEADWAY_DEBUG=1` every error, as it is.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        typer.main.get_command(app).main(args=given, prog_name="headway")
+    except (HeadwayError, ModuleNotFoundError) as error:
+        told = None if _debugging() else _explain(error, given)
+        if told is None:
+            raise
+        line, code = told
+        typer.secho(line, fg=typer.colors.RED, err=True)
+        sys.exit(code)
+    sys.exit(0)
+
+
+def _debugging() -> bool:
+    return os.environ.get("HEADWAY_DEBUG", "0") not in ("", "0")
+
+
+def _explain(error: HeadwayError | ModuleNotFoundError, given: Sequence[str]) -> tuple[str, int] | None:
+    """Return the line and the exit code that tell a user about an error, or None for a fault of our own."""
+    if isinstance(error, HeadwayError):
+        return f"headway: {error}", 2 if isinstance(error, ConfigError | ScenarioError) else 1
+    missing = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in _EXTRAS.items() if missing in modules), None)
+    if extra is None:
+        return None
+    command = next((f"headway {word}" for word in given if word in COMMANDS), "headway")
+    return f"{command} needs the {extra} extra: pip install 'headway[{extra}]'", 2
