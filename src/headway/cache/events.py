@@ -1,6 +1,7 @@
 """What the cache tells those who listen: routers, tiers, and the oracle of our tests.
 
-Events speak of token prefixes, not of blocks: a prefix names its content whatever the geometry of the one who reads it.
+Events speak of token prefixes, not of blocks: a prefix names its content whatever the geometry of the one who reads it. With
+draft groups it includes the `lookahead` tokens behind the position, on which the entries before it depend.
 A listener costs nothing while there is none.
 """
 
@@ -20,11 +21,13 @@ class CheckpointStored:
 
     Attributes:
         namespace: Id of the namespace.
-        prefix: int32 tokens before the resume point.
+        position: The resume point: tokens before it.
+        prefix: int32 tokens [0, position + lookahead).
         kind: Kind of placement.
     """
 
     namespace: int
+    position: int
     prefix: NDArray[np.int32]
     kind: str
 
@@ -35,12 +38,14 @@ class CheckpointRemoved:
 
     Attributes:
         namespace: Id of the namespace.
-        prefix: int32 tokens before the resume point.
+        position: The resume point: tokens before it.
+        prefix: int32 tokens [0, position + lookahead).
         kind: Kind of placement that had taken it.
         cause: "evicted" or "reset".
     """
 
     namespace: int
+    position: int
     prefix: NDArray[np.int32]
     kind: str
     cause: str
@@ -52,10 +57,12 @@ class ResidentGrown:
 
     Attributes:
         namespace: Id of the namespace.
-        prefix: int32 tokens.
+        position: Entries kept.
+        prefix: int32 tokens [0, position + lookahead).
     """
 
     namespace: int
+    position: int
     prefix: NDArray[np.int32]
 
 
@@ -65,12 +72,14 @@ class ResidentShrunk:
 
     Attributes:
         namespace: Id of the namespace.
-        prefix: int32 tokens that were kept.
-        keep: How many of them still are.
+        position: Entries that were kept.
+        prefix: int32 tokens [0, position + lookahead).
+        keep: Entries of them that still are.
         cause: "evicted", "unreachable" (no checkpoint left behind it) or "reset".
     """
 
     namespace: int
+    position: int
     prefix: NDArray[np.int32]
     keep: int
     cause: str

@@ -114,7 +114,7 @@ class Waterfall:
 
 
 def explain_match(
-    at: Match, length: int, hit: int, lookahead: int, *, tail: bool, now: float, elsewhere: int = 0
+    at: Match, length: int, hit: int, matched: int, *, tail: bool, now: float, elsewhere: int = 0
 ) -> Explanation:
     """Explain a lookup.
 
@@ -122,13 +122,12 @@ def explain_match(
         at: How far the prompt follows a known path.
         length: Tokens of the prompt.
         hit: Tokens reused.
-        lookahead: Largest lookahead of any group.
+        matched: Tokens that follow a known path (`at.position` and the lookahead behind it).
         tail: The model resumes at checkpoints only.
         now: Clock, for the age of evictions.
         elsewhere: Tokens that another namespace knows, where this one knows nothing.
     """
-    matched = at.position
-    usable = max(hit, min(matched - lookahead, length - 1))
+    usable = max(hit, min(at.position, length - 1))
     capped = max(usable, min(matched, length - 1))
     computed = max(hit, min(_seen(at), usable))
     losses = list(_forgotten(at, hit, computed, tail=tail, now=now))
@@ -136,7 +135,7 @@ def explain_match(
         waiting = at.node.active > 0
         reason = Reason.STILL_COMPUTING if waiting else Reason.STATE_NEVER_TAKEN
         losses.append(Loss(reason, computed, usable))
-    losses.append(Loss(Reason.LOOKAHEAD, usable, capped, f"a draft needs {lookahead} more matched tokens"))
+    losses.append(Loss(Reason.LOOKAHEAD, usable, capped, "a draft's entries depend on these tokens"))
     losses.append(Loss(Reason.LAST_TOKEN, capped, max(capped, matched)))
     if matched:
         losses.append(Loss(Reason.PARTED, matched, length))

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -79,7 +80,7 @@ class TableGeometry:
     chunk: int = 0
     interleave: int = 1
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Tokens of the sequence that one block id covers (0 for states)."""
         return self.block_tokens * self.shards

@@ -25,7 +25,7 @@ from headway.cache.lease import LeaseTable
 from headway.cache.placement import PayRates
 from headway.cache.pool import BlockPool
 from headway.cache.residency import Residency
-from headway.cache.tree import GrowingArray, LostCheckpoint, Match, Node, enter, follow, match
+from headway.cache.tree import LostCheckpoint, Match, Node, PrefixTree
 
 __all__ = ["Counters", "PrefixIndex"]
 
@@ -96,6 +96,8 @@ class PrefixIndex:
         self.policy = eviction_policy(config.eviction)
         self.tail = bool(geometry.tail_tables)
         self.residency = Residency(geometry, pool, self._move_rows)
+        self.tree = PrefixTree(geometry.lookahead, len(geometry.prefix_tables), self.residency)
+        self._nowhere = Match(self.tree.root(), 0)
         self.queue: EvictionQueue[Evictable] = EvictionQueue(self._candidate, self.policy)
         self.pay = PayRates()
         self.counters = Counters()
@@ -120,8 +122,7 @@ class PrefixIndex:
         """Root of a namespace."""
         root = self.roots.get(namespace)
         if root is None:
-            root = Node(None, 0, GrowingArray(), len(self._geometry.prefix_tables))
-            self.roots[namespace] = root
+            root = self.roots[namespace] = self.tree.root()
             self.residency.namespaces[root] = namespace
         return root
 
@@ -129,9 +130,9 @@ class PrefixIndex:
         """How far a prompt follows a known path, where it can resume, and the checkpoint that serves it. Pure."""
         root = self.roots.get(namespace)
         if root is None:
-            return Match(_NOWHERE, 0), 0, None
-        at = match(root, tokens)
-        limit = min(at.position - self._geometry.lookahead, len(tokens) - 1)
+            return self._nowhere, 0, None
+        at = self.tree.follow(Match(root, 0), tokens)
+        limit = min(at.position, len(tokens) - 1)
         if limit <= 0:
             return at, 0, None
         if not self.tail:
@@ -176,14 +177,14 @@ class PrefixIndex:
     # ---- leases in the tree
 
     def enter(self, at: Match, tokens: Ids) -> Match:
-        """Make `tokens` known behind `at`, where nothing known continues with the first of them."""
-        if len(tokens):
+        """Make `tokens` known from `at` on, where nothing known continues with them."""
+        place = self.tree.enter(at, tokens)
+        if place.position > at.position:
             self.version += 1
-            self._known_tokens += len(tokens)
-            at = enter(at, tokens, self.residency)
+            self._known_tokens += place.position - at.position
             if self._known_tokens > self._history_tokens:
-                self._forget_history(keep=at.node)
-        return at
+                self._forget_history(keep=place.node)
+        return place
 
     def attach(self, row: int, at: Match) -> None:
         """The path of lease `row` now ends at `at`: nothing on it is evicted before the lease ends."""
@@ -200,9 +201,13 @@ class PrefixIndex:
     def advance(self, row: int, tokens: Ids) -> None:
         """The sequence of lease `row` goes on with `tokens`: move its place in the tree behind them."""
         record = self._leases.record(row)
+        if len(record.rest):
+            tokens = np.concatenate([record.rest, tokens])
+        start = record.at.position
         self.detach(row, record.at)
-        at = follow(record.at, tokens)
-        record.at = self.enter(at, tokens[at.position - record.at.position :])
+        at = self.tree.follow(record.at, tokens)
+        record.at = self.enter(at, tokens[at.position - start :])
+        record.rest = tokens[record.at.position - start :]
         self.attach(row, record.at)
 
     def saw(self, at: Match, start: int, stop: int) -> None:
@@ -230,28 +235,23 @@ class PrefixIndex:
         What is resident already is taken over by the lease, whose own copies are freed: one copy is left.
         """
         self.version += 1
-        node = self._leases.record(row).at.node
+        leases, node = self._leases, self._leases.record(row).at.node
         while node.start >= position and node.parent is not None:
             node = node.parent
         at = Match(node, position)
-        self.saw(at, 0, position)
         frontier = self.residency.frontier(at)
+        self.saw(at, frontier, position)
         rows = []
         for i, table in enumerate(self._geometry.prefix_tables):
-            blocks = self._leases.blocks[table.index][row]
-            owned, full = int(self._leases.owned[table.index, row]), frontier // table.span
+            blocks = leases.blocks[table.index][row]
+            owned, full = leases.owned.item(table.index, row), frontier // table.span
             if full > owned:
                 mine = blocks[owned:full].copy()
                 self.residency.path_ids(at, i, owned, blocks[owned:full])
                 self._pool.release(mine)
-                self._leases.owned[table.index, row] = full
+            leases.owned[table.index, row] = max(owned, position // table.span)
             rows.append(blocks)
         self.residency.grow(at, rows)
-        for table, blocks in zip(self._geometry.prefix_tables, rows, strict=True):
-            owned, full = int(self._leases.owned[table.index, row]), position // table.span
-            if full > owned:
-                self._pool.release(blocks[owned:full])
-                self._leases.owned[table.index, row] = full
         return at
 
     def take_checkpoint(self, row: int, position: int, kind: str, state: Ids | None) -> bool:
@@ -264,8 +264,11 @@ class PrefixIndex:
             state: Blocks of the state after `position` tokens, whose reference goes to the checkpoint (None: no states).
 
         Returns:
-            False if one was there already; then the reference on `state` is the caller's to release.
+            False if one was there already, or not all tokens on which its entries depend are known yet; then the
+            reference on `state` is the caller's to release.
         """
+        if position > self._leases.record(row).at.position:
+            return False
         at = self.publish(row, position)
         index = bisect_left(at.node.marks, position)
         if index < len(at.node.marks) and at.node.marks[index] == position:
@@ -419,22 +422,16 @@ class PrefixIndex:
         """Forget the tokens of an idle leaf that were never computed, and delete it if nothing is left."""
         if node.children or node.active:
             return
-        keep = node.seen + self._geometry.lookahead if node.seen > node.start else node.start
-        self._cut(node, max(node.resident, keep))
+        self._cut(node, max(node.resident, node.seen))
         if node.end > node.resident and node.parent is not None:
             self._history[node] = None
 
     def _cut(self, node: Node, keep: int) -> None:
-        if keep >= node.end:
-            return
-        first = int(node.text.view[0])
-        self._known_tokens -= node.end - keep
-        node.text.cut(keep - node.start)
-        node.seen = min(node.seen, keep)
-        if keep == node.start and node.parent is not None:
-            self.queue.discard(node)
-            self._history.pop(node, None)
-            del node.parent.children[first]
+        if keep < node.end:
+            self._known_tokens -= node.end - keep
+            if self.tree.cut(node, keep):
+                self.queue.discard(node)
+                self._history.pop(node, None)
 
     def _forget_history(self, keep: Node) -> None:
         """Forget the oldest paths that are neither resident nor leased until the history is within its bound."""
@@ -519,6 +516,3 @@ class PrefixIndex:
         self.roots.clear()
         self.residency.namespaces.clear()
         return dropped
-
-
-_NOWHERE = Node(None, 0, GrowingArray(), 0)

@@ -57,7 +57,7 @@ def check(index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool:
     nodes = index.nodes()
     holders = np.zeros(pool.blocks, dtype=np.int64)
     for node in nodes:
-        _check_node(node, geometry, tail=index.tail)
+        _check_node(node, geometry, index)
         for run in node.runs:
             np.add.at(holders, run.view, 1)
         for checkpoint in node.checkpoints:
@@ -89,11 +89,12 @@ def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, holders:
         np.add.at(holders, export.destination, 1)
 
 
-def _check_node(node: Node, geometry: CacheGeometry, *, tail: bool) -> None:
+def _check_node(node: Node, geometry: CacheGeometry, index: PrefixIndex) -> None:
     assert node.start <= node.resident <= node.end, "resident end outside the edge"
     assert node.text.size > 0, "an edge without tokens"
     children = node.children.items()
-    assert all(int(child.text.view[0]) == first for first, child in children), "a child under a wrong token"
+    assert all(index.tree.key(child.text.view) == key for key, child in children), "a child under a wrong key"
+    assert node.text.size == node.end - node.start + geometry.lookahead, "an edge's text has a wrong length"
     resident = sum(child.resident > child.start for _, child in children)
     assert node.resident_children == resident, "wrong count of resident children"
     assert resident == 0 or node.resident == node.end, "a resident child behind a gap"
@@ -103,7 +104,7 @@ def _check_node(node: Node, geometry: CacheGeometry, *, tail: bool) -> None:
     for table, run in zip(geometry.prefix_tables, node.runs, strict=True):
         size = -(-node.resident // table.span) - node.start // table.span if node.resident > node.start else 0
         assert run.size == size, "an edge holds a wrong number of blocks"
-    if tail and node.active == 0 and resident == 0:
+    if index.tail and node.active == 0 and resident == 0:
         assert node.resident == (node.marks[-1] if node.marks else node.start), "unreachable entries are kept"
 
 

@@ -33,7 +33,13 @@ ANSWER_STRETCH = 64
 FAR = np.iinfo(np.int64).max
 """A position that is never reached."""
 
-FREE, RUNNING, BROKEN = 0, 1, 2
+FREE, RUNNING, STEPPING, BROKEN = 0, 1, 2, 3
+_WRONG_PHASE = {
+    FREE: "is not a running lease",
+    RUNNING: "has no step to commit",
+    STEPPING: "has a step under way: commit or fail it first",
+    BROKEN: "has failed and can only be aborted",
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ class Record:
         prompt: The prompt.
         hit: Where it resumed.
         explanation: What became of the prompt's tokens.
-        at: Its place in the tree: the end of all its tokens that were entered.
+        at: Its place in the tree: the end of what was entered of its sequence.
+        rest: int32, tokens from that place on that were told apart from the answer: the last `lookahead` ones, or fewer.
         published: It publishes what it computes (not `no_store`, not detached by a reset).
         plan: Checkpoints still to be taken, ascending.
         sources: Blocks that its first step copies from; one reference each until that step is committed.
@@ -99,6 +106,7 @@ class Record:
     hit: Hit
     explanation: Explanation
     at: Match
+    rest: Ids
     published: bool
     plan: list[Place]
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
@@ -110,14 +118,17 @@ class LeaseTable:
     """The rows of all running leases.
 
     Attributes:
-        status: int8 [R], FREE, RUNNING or BROKEN.
+        phase: int8 [R], FREE, RUNNING, STEPPING (a step is under way) or BROKEN (a step failed).
         known: int64 [R], tokens of the sequence told so far.
         computed: int64 [R], tokens computed.
         prompt: int64 [R], tokens of the prompt.
         due: int64 [R], position of the next checkpoint, FAR if none is planned.
         quiet: int64 [R], position up to which the blocks at hand suffice.
+        calm: int64 [R], position up to which `extend` has nothing to do: 0 before the first commit, else before `due` and
+            within `quiet`.
+        eager: int64 [R], computed tokens from which on `commit` has something to publish.
         restored: bool [R], the first step has been committed.
-        in_step: bool [R], a step is under way.
+        stamp: int64 [R], scratch: to see whether a row is given twice.
         tail: int32 [R, 2 * ANSWER_STRETCH], answer tokens that are not in the tree yet.
         tail_size: int64 [R], how many.
         blocks: One int32 [R, width] array a table: the block tables.
@@ -129,14 +140,16 @@ class LeaseTable:
     def __init__(self, geometry: CacheGeometry, rows: int) -> None:
         """Make room for `rows` leases; it grows."""
         self._tables = geometry.tables
-        self.status = np.zeros(rows, dtype=np.int8)
+        self.phase = np.zeros(rows, dtype=np.int8)
         self.known = np.zeros(rows, dtype=np.int64)
         self.computed = np.zeros(rows, dtype=np.int64)
         self.prompt = np.zeros(rows, dtype=np.int64)
         self.due = np.full(rows, FAR, dtype=np.int64)
         self.quiet = np.zeros(rows, dtype=np.int64)
+        self.calm = np.zeros(rows, dtype=np.int64)
+        self.eager = np.zeros(rows, dtype=np.int64)
+        self.stamp = np.zeros(rows, dtype=np.int64)
         self.restored = np.zeros(rows, dtype=np.bool_)
-        self.in_step = np.zeros(rows, dtype=np.bool_)
         self.tail = np.zeros((rows, 2 * ANSWER_STRETCH), dtype=np.int32)
         self.tail_size = np.zeros(rows, dtype=np.int64)
         self.filled = np.zeros((len(self._tables), rows), dtype=np.int64)
@@ -150,11 +163,11 @@ class LeaseTable:
     @property
     def running(self) -> int:
         """Leases that have not ended."""
-        return len(self.status) - len(self._free_rows)
+        return len(self.phase) - len(self._free_rows)
 
     def active_rows(self) -> list[int]:
         """Rows of all leases that have not ended."""
-        return [int(row) for row in np.flatnonzero(self.status)]
+        return [int(row) for row in np.flatnonzero(self.phase)]
 
     def record(self, row: int) -> Record:
         """The record of a running lease."""
@@ -168,21 +181,18 @@ class LeaseTable:
             self._more_rows()
         row = self._free_rows.pop()
         self.records[row] = record
-        self.status[row] = RUNNING
+        self.phase[row] = RUNNING
         self.known[row] = self.prompt[row] = length
         self.computed[row] = computed
-        self.due[row] = record.plan[0].position if record.plan else FAR
         self.restored[row] = False
-        self.in_step[row] = False
-        self.tail_size[row] = 0
-        self.quiet[row] = 0
+        self.tail_size[row] = self.quiet[row] = self.calm[row] = self.eager[row] = 0
         for i, table in enumerate(self._tables):
-            first = table.first_needed(computed) // table.span if table.kind in _TAILS else 0
-            if table.kind is TableKind.PREFIX:
-                first = computed // table.span
+            if table.kind is TableKind.STATE:
+                first = 0
+            else:
+                first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
+                self.widen(i, -(-length // table.span) + 1)
             self.filled[i, row] = self.owned[i, row] = first
-            if table.kind is not TableKind.STATE:
-                self.widen(i, table.blocks_for(length) + 1)
         return row
 
     def close(self, row: int) -> None:
@@ -191,8 +201,7 @@ class LeaseTable:
             state = self._tables[i].kind is TableKind.STATE
             blocks[row, : None if state else int(self.filled[i, row])] = -1
         self.records[row] = None
-        self.status[row] = FREE
-        self.due[row] = FAR
+        self.phase[row] = FREE
         self._free_rows.append(row)
 
     def widen(self, table: int, width: int) -> None:
@@ -203,43 +212,41 @@ class LeaseTable:
             wide[:, : blocks.shape[1]] = blocks
             self.blocks[table] = wide
 
-    def check_rows(self, rows: Rows, *, in_step: bool = False, broken: bool = False) -> None:
-        """Refuse rows that are not running leases in the right phase.
+    def check_rows(self, rows: Rows, *phases: int) -> None:
+        """Refuse rows that are not in one of `phases`, and rows given twice.
 
         Raises:
             LeaseError: Names the first such row.
         """
         if len(rows) == 0:
             return
-        if int(rows.min()) < 0 or int(rows.max()) >= len(self.status):
-            raise LeaseError(f"row {int(rows.max())} is not a lease")
-        status = self.status[rows]
-        bad = (status == FREE) if broken else (status != RUNNING)
-        if bad.any():
-            row = int(rows[bad.argmax()])
-            word = "has failed and can only be aborted" if self.status[row] == BROKEN else "is not a running lease"
-            raise LeaseError(f"row {row} {word}")
-        wrong = self.in_step[rows] != in_step
-        if wrong.any() and not broken:
-            row = int(rows[wrong.argmax()])
-            word = "has no step to commit" if in_step else "has a step under way: commit or fail it first"
-            raise LeaseError(f"row {row} {word}")
+        order = np.arange(len(rows))
+        try:
+            self.stamp[rows] = order
+            phase = self.phase[rows]
+        except IndexError:
+            raise LeaseError(f"row {int(rows.max())} is not a lease") from None
+        right = phase == phases[0]
+        for other in phases[1:]:
+            right |= phase == other
+        if not right.all():
+            wrong = int(right.argmin())
+            raise LeaseError(f"row {int(rows[wrong])} {_WRONG_PHASE[int(phase[wrong])]}")
+        if not (self.stamp[rows] == order).all() or rows.min() < 0:
+            raise LeaseError(f"a lease is given twice, or a row is negative: {rows.tolist()[:20]}")
 
     def _more_rows(self) -> None:
-        old = len(self.status)
-        for name in ("status", "known", "computed", "prompt", "due", "quiet", "restored", "in_step", "tail_size"):
+        old = len(self.phase)
+        names = ("phase", "known", "computed", "prompt", "due", "quiet", "calm", "eager", "stamp", "restored", "tail_size")
+        for name in names:
             values = getattr(self, name)
             setattr(self, name, np.concatenate([values, np.zeros_like(values)]))
-        self.due[old:] = FAR
         self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)])
         self.filled = np.concatenate([self.filled, np.zeros_like(self.filled)], axis=1)
         self.owned = np.concatenate([self.owned, np.zeros_like(self.owned)], axis=1)
         self.blocks = [np.concatenate([b, np.full_like(b, -1)]) for b in self.blocks]
         self.records += [None] * old
         self._free_rows = list(range(2 * old - 1, old - 1, -1))
-
-
-_TAILS = (TableKind.WINDOW, TableKind.CHUNK)
 
 
 class Lease:

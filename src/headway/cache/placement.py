@@ -153,7 +153,7 @@ class Placement:
         if "prompt_end" in self._kinds:
             wanted[self.floor(last)] = "prompt_end"
         if "junction" in self._kinds and junction is not None:
-            wanted[self.floor(junction - self._lookahead)] = "junction"
+            wanted[self.floor(junction)] = "junction"
         if "breakpoint" in self._kinds:
             wanted.update((self.floor(min(p, last)), "breakpoint") for p in breakpoints)
         if pin:

@@ -49,13 +49,25 @@ class BlockPool:
         """
         assert count <= self._free, "take() beyond the free blocks"
         self._free -= count
-        ids = self._stack[self._free : self._free + count][::-1].copy()
+        ids = self._stack[self._free : self._free + count].copy()
         self.references[ids] = 1
         return ids
 
     def share(self, ids: Ids) -> None:
         """Add a holder to each of `ids` (all distinct, none free)."""
         self.references[ids] += 1
+
+    def share_one(self, block: int) -> None:
+        """Add a holder to one block."""
+        self.references[block] += 1
+
+    def release_one(self, block: int) -> None:
+        """Drop one holder of one block."""
+        left = self.references.item(block) - 1
+        self.references[block] = left
+        if left == 0:
+            self._stack[self._free] = block
+            self._free += 1
 
     def release(self, ids: Ids) -> int:
         """Drop one holder of each of `ids` (all distinct) and return how many became free."""

@@ -28,13 +28,13 @@ from headway.cache.events import Event
 from headway.cache.explain import Explanation, Waterfall, explain_match
 from headway.cache.geometry import TableKind
 from headway.cache.index import Counters, PrefixIndex
-from headway.cache.lease import Lease, LeaseTable, Record, Rows, Step
+from headway.cache.lease import BROKEN, RUNNING, Lease, LeaseTable, Record, Rows, Step
 from headway.cache.placement import Placement
 from headway.cache.pool import BlockPool
 from headway.cache.prompt import Media, Prompt, Symbols
 from headway.cache.steps import Stepper
-from headway.cache.tree import Match, match
-from headway.errors import LeaseError, UnservableError
+from headway.cache.tree import Match
+from headway.errors import UnservableError
 
 __all__ = ["CacheStats", "Hit", "PrefixCache", "ResetReport"]
 
@@ -163,7 +163,8 @@ class PrefixCache:
         """Where `prompt` can resume. Changes nothing; O(matched tokens + branches)."""
         at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.tokens)
         kind = checkpoint.kind if checkpoint else ("path" if tokens else "")
-        return Hit(tokens, at.position, kind, prompt, at, checkpoint, self._index, self._index.version)
+        matched = min(at.position + self.geometry.lookahead, len(prompt.tokens)) if at.position else 0
+        return Hit(tokens, matched, kind, prompt, at, checkpoint, self._index, self._index.version)
 
     def explain(self, prompt: Prompt) -> Explanation:
         """What would become of every token of `prompt`. Changes nothing."""
@@ -173,12 +174,13 @@ class PrefixCache:
         prompt, elsewhere = hit._prompt, 0
         if hit.matched == 0:
             others = [r for ns, r in self._index.roots.items() if ns != prompt.namespace][-_NAMESPACES_COMPARED:]
-            elsewhere = max((match(root, prompt.tokens).position for root in others), default=0)
+            follow = self._index.tree.follow
+            elsewhere = max((follow(Match(root, 0), prompt.tokens).position for root in others), default=0)
         return explain_match(
             hit._at,
             len(prompt.tokens),
             hit.tokens,
-            self.geometry.lookahead,
+            hit.matched,
             tail=self._index.tail,
             now=self._clock(),
             elsewhere=elsewhere,
@@ -217,8 +219,9 @@ class PrefixCache:
         length, at = len(prompt.tokens), hit._at
         published = not prompt.no_store
         if not published:
-            return Record(prompt, hit, explanation, self._index.place(prompt.namespace, at, hit.tokens), False, [])
-        parted = 0 < at.position < length and (at.position < at.node.end or bool(at.node.children))
+            place = self._index.place(prompt.namespace, at, hit.tokens)
+            return Record(prompt, hit, explanation, place, prompt.tokens[:0], False, [])
+        parted = 0 < at.position < length - self.geometry.lookahead and (at.position < at.node.end or bool(at.node.children))
         pin = min(prompt.pin, length - max(1, self.geometry.lookahead)) if prompt.pin else 0
         plan = []
         if self._index.tail:
@@ -233,7 +236,8 @@ class PrefixCache:
         if hit.matched == 0:
             at = Match(self._index.root(prompt.namespace), 0)
         at = self._index.enter(at, prompt.tokens[at.position :])
-        return Record(prompt, hit, explanation, at, True, plan, pin=self._placement.floor(pin) if self._index.tail else pin)
+        rest = prompt.tokens[at.position :]
+        return Record(prompt, hit, explanation, at, rest, True, plan, pin=self._placement.floor(pin) if self._index.tail else pin)
 
     def _admitted(self, prompt: Prompt, hit: int) -> list[int]:
         """Message boundaries whose checkpoint is expected to be worth its memory."""
@@ -360,7 +364,7 @@ class PrefixCache:
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "answer_end" if self._placement.answer_end or not self._index.tail else None)
+        self._end(rows, "answer_end" if self._placement.answer_end or not self._index.tail else None, RUNNING)
 
     def preempt(self, rows: ArrayLike) -> None:
         """Take requests' memory away; their states become checkpoints, so coming back (a new lease on all tokens) is a hit.
@@ -368,7 +372,7 @@ class PrefixCache:
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "preempt")
+        self._end(rows, "preempt", RUNNING)
 
     def abort(self, rows: ArrayLike) -> None:
         """Requests end at once and leave only what they had published. The one way out of a failed step.
@@ -376,15 +380,11 @@ class PrefixCache:
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, None, broken=True)
+        self._end(rows, None, RUNNING, BROKEN)
 
-    def _end(self, rows: ArrayLike, donate: str | None, *, broken: bool = False) -> None:
+    def _end(self, rows: ArrayLike, donate: str | None, *phases: int) -> None:
         which: Rows = np.asarray(rows, dtype=np.int64).reshape(-1)
-        self._leases.check_rows(which, broken=broken)
-        if self._leases.in_step[which].any():
-            raise LeaseError("a lease has a step under way: commit or fail it before the lease ends")
-        if len(np.unique(which)) != len(which):
-            raise LeaseError("a lease is given twice")
+        self._leases.check_rows(which, *phases)
         for row in which.tolist():
             if donate is not None:
                 self._stepper.donate(row, donate)

@@ -18,14 +18,14 @@ from headway.cache.checkpoint import Checkpoint
 from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
 from headway.cache.geometry import CacheGeometry
 from headway.cache.pool import BlockPool
-from headway.cache.tree import Match, Node, SplitHook
+from headway.cache.tree import Match, Node
 
 __all__ = ["Residency"]
 
 Ids = NDArray[np.int32]
 
 
-class Residency(SplitHook):
+class Residency:
     """Holds and releases the blocks of edges and checkpoints, and tells listeners.
 
     Attributes:
@@ -67,34 +67,36 @@ class Residency(SplitHook):
     def grow(self, at: Match, rows: Sequence[Ids]) -> None:
         """Make the path to `at` resident with the blocks of `rows` (one block-table row a prefix table).
 
-        Only what is not resident yet is taken; each id gets one more holder.
+        Only what is not resident yet is taken. Blocks that the path fills to their ends change hands: the lease's reference
+        becomes the edge's. The last block of an edge, where it is only partly filled, gets one more holder: the lease
+        goes on writing behind it, or the next edge names it too.
         """
         missing = [node for node in at.node.path() if node.resident < min(node.end, at.position)]
         for node in reversed(missing):
             stop = min(node.end, at.position)
             for table, run, row in zip(self.tables, node.runs, rows, strict=True):
-                first = node.start // table.span
-                begin = first + run.size
-                if node.resident > node.start and node.resident % table.span:
+                span = table.span
+                begin = node.start // span + run.size
+                if node.resident > node.start and node.resident % span:
                     begin -= 1
-                ids = row[begin : -(-stop // table.span)]
-                self._pool.share(ids)
-                if begin < first + run.size:
-                    self._pool.release(run.cut(begin - first))
-                run.extend(ids)
+                    self._pool.release_one(run.pop())
+                end = -(-stop // span)
+                run.extend(row[begin:end])
+                if stop % span:
+                    self._pool.share_one(row.item(end - 1))
             if node.resident == node.start and node.parent is not None:
                 node.parent.resident_children += 1
             node.resident = stop
             node.trimmed = None
         if missing and self.listeners:
-            self._tell(ResidentGrown(self._namespace(at.node), at.node.prefix(at.position)))
+            self._tell(ResidentGrown(self._namespace(at.node), at.position, at.node.prefix(at.position)))
 
     def shrink(self, node: Node, keep: int, cause: str) -> int:
         """Keep of `node` only what lies before `keep`, at least its start. Returns the blocks that became free."""
         if node.resident <= keep:
             return 0
         if self.listeners:
-            self._tell(ResidentShrunk(self._namespace(node), node.prefix(node.resident), keep, cause))
+            self._tell(ResidentShrunk(self._namespace(node), node.resident, node.prefix(node.resident), keep, cause))
         freed = 0
         for table, run in zip(self.tables, node.runs, strict=True):
             size = -(-keep // table.span) - node.start // table.span if keep > node.start else 0
@@ -117,14 +119,14 @@ class Residency(SplitHook):
         checkpoint.node.add_checkpoint(checkpoint)
         if self.listeners:
             prefix = checkpoint.node.prefix(checkpoint.position)
-            self._tell(CheckpointStored(self._namespace(checkpoint.node), prefix, checkpoint.kind))
+            self._tell(CheckpointStored(self._namespace(checkpoint.node), checkpoint.position, prefix, checkpoint.kind))
 
     def remove(self, checkpoint: Checkpoint, cause: str) -> int:
         """Drop a checkpoint and its references. Returns the blocks that became free."""
         node = checkpoint.node
         if self.listeners:
             prefix = node.prefix(checkpoint.position)
-            self._tell(CheckpointRemoved(self._namespace(node), prefix, checkpoint.kind, cause))
+            self._tell(CheckpointRemoved(self._namespace(node), checkpoint.position, prefix, checkpoint.kind, cause))
         node.remove_checkpoint(checkpoint)
         return sum(self._pool.release(section.ids) for section in checkpoint.sections)
 

@@ -14,7 +14,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.cache.geometry import CacheGeometry, TableKind
 from headway.cache.index import PrefixIndex
-from headway.cache.lease import ANSWER_STRETCH, BROKEN, FAR, LeaseTable, Record, Rows, StateExport, Step
+from headway.cache.lease import (
+    ANSWER_STRETCH,
+    BROKEN,
+    FAR,
+    RUNNING,
+    STEPPING,
+    LeaseTable,
+    Record,
+    Rows,
+    StateExport,
+    Step,
+)
 from headway.cache.placement import Place, Placement
 from headway.cache.pool import BlockPool
 from headway.errors import LeaseError
@@ -23,6 +34,8 @@ __all__ = ["Stepper"]
 
 Ids = NDArray[np.int32]
 _TAILS = (TableKind.WINDOW, TableKind.CHUNK)
+_FEW = 4
+"""Rows up to which plain numbers are faster than arrays."""
 
 
 @dataclass
@@ -63,6 +76,7 @@ class Stepper:
         self._token_tables = [t for t in geometry.tables if t.kind is not TableKind.STATE]
         self._local_tables = [t for t in geometry.tables if t.kind in _TAILS]
         self._state = geometry.state_table
+        self._state_blocks = self._state.state_blocks if self._state else 0
 
     # ---- before the ranks run
 
@@ -71,62 +85,39 @@ class Stepper:
         leases = self._leases
         rows = np.asarray(rows, dtype=np.int64).reshape(-1)
         counts = np.broadcast_to(np.asarray(counts, dtype=np.int64), rows.shape)
-        leases.check_rows(rows)
-        if len(rows) and int(counts.min()) < 1:
+        leases.check_rows(rows, RUNNING)
+        if len(rows) and counts.min() < 1:
             raise LeaseError("extend: every lease must be given at least one token to compute")
         starts = leases.computed[rows]
         ends = starts + counts
-        single = ~leases.restored[rows] | (ends >= leases.due[rows])
         work = _Work()
-        if single.any():
-            if len(np.unique(rows)) != len(rows):
-                raise LeaseError("extend: a lease is given twice")
-            plain = ~single
-            ends[plain] = self._grow(rows[plain], starts[plain], ends[plain])
-            for i in np.flatnonzero(single):
-                ends[i] = self._extend_one(int(rows[i]), int(starts[i]), int(ends[i]), work)
-        else:
-            ends = self._grow(rows, starts, ends)
+        busy = ends > leases.calm[rows]
+        if busy.any():
+            if len(rows) > _FEW:
+                single = busy & (~leases.restored[rows] | (ends >= leases.due[rows]))
+                many = busy & ~single
+                ends[many] = self._grow(rows[many], starts[many], ends[many])
+                busy = single
+            for i in np.flatnonzero(busy).tolist():
+                ends[i] = self._extend_one(rows.item(i), starts.item(i), ends.item(i), work)
         granted = ends - starts
-        leases.in_step[rows[granted > 0]] = True
+        leases.phase[rows[granted > 0]] = STEPPING
         return Step(rows, starts, granted, work.pairs(), np.array(work.fresh, dtype=np.int64), tuple(work.exports))
 
     def _grow(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Blocks for positions up to `ends`; returns the ends reached (`starts` where nothing could be had)."""
-        short = ends > self._leases.quiet[rows]
-        if not short.any():
+        if len(rows) == 0:
             return ends
-        if len(np.unique(rows)) != len(rows):
-            raise LeaseError("extend: a lease is given twice")
-        due = rows[short]
-        self._drop_behind(due, starts[short])
-        need = self._need(due, ends[short])
-        total = int(need.sum())
-        if self._index.make_room(total):
-            self._assign(due, need, self._pool.take(total))
-            return ends
-        reached = ends.copy()
-        reached[short] = [self._grow_one(int(r), int(s), int(e)) for r, s, e in zip(due, starts[short], ends[short], strict=True)]
-        return reached
-
-    def _grow_one(self, row: int, start: int, end: int) -> int:
-        """Blocks for one lease, for fewer tokens if need be."""
-        rows = np.array([row])
-        while end > start:
-            need = self._need(rows, np.array([end]))
-            total = int(need.sum())
-            if self._index.make_room(total):
-                self._assign(rows, need, self._pool.take(total))
-                return end
-            end = start + (end - start) // 2
-        return start
-
-    def _need(self, rows: Rows, ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """New block ids that each token-indexed table needs to cover positions up to `ends`: [tables, n]."""
+        self._drop_behind(rows, starts)
         need = np.zeros((len(self._token_tables), len(rows)), dtype=np.int64)
         for i, table in enumerate(self._token_tables):
             need[i] = np.maximum(-(-ends // table.span) - self._leases.filled[table.index, rows], 0)
-        return need
+        total = int(need.sum())
+        if self._index.make_room(total):
+            self._assign(rows, need, self._pool.take(total))
+            return ends
+        rest = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        return np.array([self._extend_one(row, start, end, _Work()) for row, start, end in rest])
 
     def _assign(self, rows: Rows, need: NDArray[np.int64], ids: Ids) -> None:
         leases = self._leases
@@ -143,6 +134,7 @@ class Stepper:
                 taken += total
             np.minimum(quiet, after * table.span, out=quiet)
         leases.quiet[rows] = quiet
+        leases.calm[rows] = np.minimum(quiet, leases.due[rows] - 1)
 
     def _drop_behind(self, rows: Rows, computed: NDArray[np.int64]) -> None:
         """Release blocks of windows and chunks that no token from `computed` on can see."""
@@ -161,39 +153,53 @@ class Stepper:
                 self._leases.owned[table.index, rows] = owned + counts
 
     def _extend_one(self, row: int, start: int, end: int, work: _Work) -> int:
-        """Extend a lease that starts or reaches a checkpoint. Returns the end reached, `start` if nothing could be had."""
+        """Extend one lease, for fewer tokens if need be. Returns the end reached, `start` if nothing could be had."""
         leases, record = self._leases, self._leases.record(row)
-        state_blocks = self._state.state_blocks if self._state else 0
         first = not leases.restored[row]
-        if state_blocks and not self._inside:
-            end = min(end, int(leases.due[row]))
-        rows = np.array([row])
-        self._drop_behind(rows, np.array([start]))
+        if self._state_blocks and not self._inside:
+            end = min(end, leases.due.item(row))
+        if self._local_tables:
+            self._drop_behind(np.array([row]), np.array([start]))
         while end > start:
-            places = [place for place in record.plan if place.position <= end] if state_blocks else []
-            base = int(self._need(rows, np.array([end])).sum()) + (state_blocks if first else 0)
-            if self._index.make_room(base + len(places) * state_blocks):
+            places = [p for p in record.plan if p.position <= end] if self._state_blocks and record.plan else []
+            need = [-(-end // t.span) - leases.filled.item(t.index, row) for t in self._token_tables]
+            base = sum(n for n in need if n > 0) + (self._state_blocks if first else 0)
+            if self._index.make_room(base + len(places) * self._state_blocks):
                 break
             if places and self._index.make_room(base):
                 places = []
                 break
             end = start + (end - start) // 2
-        if end <= start:
+        else:
             return start
-        if first and self._state:
-            self._give_state(row)
-        need = self._need(rows, np.array([end]))
-        self._assign(rows, need, self._pool.take(int(need.sum())))
+        self._assign_one(row, need)
         if first:
+            if self._state:
+                self._give_state(row)
             self._restore(row, start, record, work)
-        self._plan_exports(row, places, record, work)
+        if places:
+            self._plan_exports(row, places, record, work)
         return end
+
+    def _assign_one(self, row: int, need: list[int]) -> None:
+        leases, quiet = self._leases, FAR
+        for table, count in zip(self._token_tables, need, strict=True):
+            filled = leases.filled.item(table.index, row)
+            if count > 0:
+                leases.widen(table.index, filled + count)
+                leases.blocks[table.index][row, filled : filled + count] = self._pool.take(count)
+                filled += count
+                leases.filled[table.index, row] = filled
+            quiet = min(quiet, filled * table.span)
+        leases.quiet[row] = quiet
+        if leases.restored[row]:
+            leases.calm[row] = min(quiet, leases.due.item(row) - 1)
 
     def _give_state(self, row: int) -> None:
         assert self._state is not None
         index = self._state.index
-        self._leases.blocks[index][row, : self._state.state_blocks] = self._pool.take(self._state.state_blocks)
-        self._leases.filled[index, row] = self._state.state_blocks
+        self._leases.blocks[index][row, : self._state_blocks] = self._pool.take(self._state_blocks)
+        self._leases.filled[index, row] = self._state_blocks
 
     def _restore(self, row: int, start: int, record: Record, work: _Work) -> None:
         """Copies that give the lease its own version of what it resumes inside of."""
@@ -222,28 +228,31 @@ class Stepper:
         self, step: Step, counts: ArrayLike | None, sampled: ArrayLike | None, sampled_counts: ArrayLike | None
     ) -> None:
         """See `PrefixCache.commit`."""
-        leases = self._leases
-        granted = step.counts > 0
-        rows = step.rows[granted]
-        leases.check_rows(rows, in_step=True)
+        leases, granted = self._leases, step.counts > 0
+        everyone = bool(granted.all())
+        rows = step.rows if everyone else step.rows[granted]
+        starts = step.starts if everyone else step.starts[granted]
+        leases.check_rows(rows, STEPPING)
         done = step.counts if counts is None else np.asarray(counts, dtype=np.int64)
-        if done.shape != step.counts.shape or ((done < 0) | (done > step.counts)).any():
+        if counts is not None and (done.shape != step.counts.shape or ((done < 0) | (done > step.counts)).any()):
             raise LeaseError("commit: counts must give 0 to step.counts tokens for each lease of the step")
-        starts = step.starts[granted]
-        computed = starts + done[granted]
+        computed = starts + (done if everyone else done[granted])
         known = leases.known[rows]
-        told = _told(step, granted, computed, known, sampled, sampled_counts)
-        if (computed > known + (0 if told is None else told[1])).any():
+        tokens, told = _told(step, granted, computed, known, sampled, sampled_counts)
+        known = known + told
+        if (computed > known).any():
             raise LeaseError("commit: more tokens computed than known: give the accepted draft tokens in `sampled`")
+        if tokens is not None:
+            self._append(rows, tokens, told)
+            leases.known[rows] = known
         leases.computed[rows] = computed
-        leases.in_step[rows] = False
-        if told is not None:
-            self._append(rows, *told)
-        single = ~leases.restored[rows] | (starts < leases.prompt[rows])
-        single |= (computed >= leases.due[rows]) | (leases.tail_size[rows] >= ANSWER_STRETCH)
-        for i in np.flatnonzero(single):
-            self._commit_one(int(rows[i]), int(starts[i]), int(computed[i]))
-        long = computed - starts > 1
+        leases.phase[rows] = RUNNING
+        if self._local_tables:
+            long = computed - starts > 1
+        eager = computed >= leases.eager[rows]
+        if eager.any():
+            for i in np.flatnonzero(eager).tolist():
+                self._commit_one(rows.item(i), starts.item(i), computed.item(i))
         if self._local_tables and long.any():
             self._drop_behind(rows[long], computed[long])
 
@@ -251,32 +260,41 @@ class Stepper:
         leases = self._leases
         for column in range(tokens.shape[1]):
             more = counts > column
-            if not more.any():
-                break
-            who = rows[more]
-            leases.tail[who, leases.tail_size[who]] = tokens[more, column]
-            leases.tail_size[who] += 1
-        leases.known[rows] += counts
+            who, token = rows, tokens[:, column]
+            if not more.all():
+                who, token = rows[more], token[more]
+            size = leases.tail_size[who]
+            leases.tail[who, size] = token
+            leases.tail_size[who] = size + 1
 
     def _commit_one(self, row: int, start: int, computed: int) -> None:
         leases, record = self._leases, self._leases.record(row)
         if not leases.restored[row]:
             self.release_sources(row)
             leases.restored[row] = True
+        full = leases.tail_size[row] >= ANSWER_STRETCH
         if not record.published:
-            leases.tail_size[row] = 0 if leases.tail_size[row] >= ANSWER_STRETCH else leases.tail_size[row]
-            return
-        flush = leases.tail_size[row] >= ANSWER_STRETCH or (leases.due[row] <= computed and record.at.position < computed)
-        if flush:
+            if full:
+                leases.tail_size[row] = 0
+        else:
+            self._publish_one(row, start, computed, record, full=full)
+        self.set_due(row, computed)
+
+    def _publish_one(self, row: int, start: int, computed: int, record: Record, *, full: bool) -> None:
+        """Make known and publish what a step of one lease completed."""
+        prefill = start < self._leases.prompt[row]
+        if full or (record.at.position < computed and self._leases.due[row] <= computed):
             self.flush(row)
-        if start < leases.prompt[row]:
+        if not self._index.tail:
+            if full or prefill:
+                self.publish(row, min(computed, record.at.position))
+            return
+        if prefill:
             self._index.saw(record.at, start, computed)
-        if not self._index.tail and (flush or start < leases.prompt[row]):
-            self.publish(row, min(computed, record.at.position))
         while record.plan and record.plan[0].position <= computed:
             self._checkpoint(row, record.plan.pop(0), record)
-        self._drop_exports(record)
-        self.set_due(row, computed)
+        if record.exports:
+            self._drop_exports(record)
 
     def _checkpoint(self, row: int, place: Place, record: Record) -> None:
         export = record.exports.pop(place.position, None)
@@ -300,28 +318,33 @@ class Stepper:
             self._index.pin(record.at, record.pin)
             record.pin = 0
 
-    def flush(self, row: int) -> None:
-        """Enter the answer tokens that have gathered in a row in the tree."""
-        size = int(self._leases.tail_size[row])
-        if size:
+    def flush(self, row: int, keep: int = 0) -> None:
+        """Enter the answer tokens that have gathered in a row in the tree, all but the last `keep`."""
+        size = self._leases.tail_size.item(row) - keep
+        if size > 0:
             self._index.advance(row, self._leases.tail[row, :size].copy())
-            self._leases.tail_size[row] = 0
+            self._leases.tail[row, :keep] = self._leases.tail[row, size : size + keep].copy()
+            self._leases.tail_size[row] = keep
 
     def set_due(self, row: int, computed: int) -> None:
-        """Set the position of the next checkpoint of a lease."""
-        record = self._leases.record(row)
-        if not record.plan and self._index.tail and record.published:
+        """Set the position of the next checkpoint of a lease, and from where on it wants attention."""
+        leases, record = self._leases, self._leases.record(row)
+        if self._placement.interval and not record.plan and self._index.tail and record.published:
             place = self._placement.next_interval(computed)
             if place is not None:
                 record.plan.append(Place(place, f"interval:{self._placement.interval}"))
-        self._leases.due[row] = record.plan[0].position if record.plan else FAR
+        due = record.plan[0].position if record.plan else FAR
+        leases.due[row] = due
+        if leases.restored[row]:
+            leases.calm[row] = min(leases.quiet.item(row), due - 1)
+            full = computed + ANSWER_STRETCH - leases.tail_size.item(row)
+            leases.eager[row] = 0 if computed < leases.prompt.item(row) else min(due, full)
 
     def fail(self, step: Step) -> None:
         """See `PrefixCache.fail`."""
         rows = step.rows[step.counts > 0]
-        self._leases.check_rows(rows, in_step=True)
-        self._leases.status[rows] = BROKEN
-        self._leases.in_step[rows] = False
+        self._leases.check_rows(rows, STEPPING)
+        self._leases.phase[rows] = BROKEN
 
     # ---- the end of a lease
 
@@ -340,11 +363,10 @@ class Stepper:
     def donate(self, row: int, kind: str) -> None:
         """Publish all that a lease has computed; its running state becomes a checkpoint of `kind`."""
         leases, record = self._leases, self._leases.record(row)
-        computed = int(leases.computed[row])
+        computed = leases.computed.item(row)
         if not record.published or not leases.restored[row] or computed == 0:
             return
-        self.flush(row)
-        self._index.saw(record.at, 0, computed)
+        self.flush(row, keep=max(0, leases.known.item(row) - computed - self._geometry.lookahead))
         if not self._index.tail:
             self.publish(row, min(computed, record.at.position))
             return
@@ -361,9 +383,11 @@ class Stepper:
         self.release_sources(row)
         self._drop_exports(record)
         for table in self._geometry.tables:
-            first = 0 if table.kind is TableKind.STATE else int(leases.owned[table.index, row])
-            last = int(leases.filled[table.index, row])
-            if last > first:
+            first = 0 if table.kind is TableKind.STATE else leases.owned.item(table.index, row)
+            last = leases.filled.item(table.index, row)
+            if last == first + 1:
+                self._pool.release_one(leases.blocks[table.index].item(row, first))
+            elif last > first:
                 self._pool.release(leases.blocks[table.index][row, first:last])
         node = record.at.node
         if row in node.rows:
@@ -381,10 +405,10 @@ def _told(
     known: NDArray[np.int64],
     sampled: ArrayLike | None,
     sampled_counts: ArrayLike | None,
-) -> tuple[Ids, NDArray[np.int64]] | None:
-    """Sampled tokens of the granted leases: int32 [n, m], and how many of each row are real."""
+) -> tuple[Ids | None, NDArray[np.int64]]:
+    """Sampled tokens of the granted leases, int32 [n, m], and how many of each row are real."""
     if sampled is None:
-        return None
+        return None, np.zeros(len(known), dtype=np.int64)
     tokens = np.asarray(sampled, dtype=np.int32)
     if tokens.ndim == 1:
         tokens = tokens[:, None]

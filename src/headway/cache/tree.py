@@ -8,6 +8,10 @@ What is kept of an edge is always a prefix of it, so one number (`resident`) say
 questions: what can be reused (resident), what is being computed (known, leased, not resident), what was here and is gone
 (known, neither leased nor resident: a ghost), and where traffic parts (a branch).
 
+With draft groups an entry also depends on `lookahead` (L) later tokens. So positions count *entries*: the tree is one over
+(L+1)-grams, two sequences that share m tokens share m - L positions, and an edge's text holds the L tokens behind its end as well.
+What a position means is then the same on every branch behind it: a branch that parts at token m has its own entries from m - L on.
+
 Invariants:
     * start <= resident <= end; a child has something resident only where its parent is resident to its end.
     * `runs[i]` holds the ids of the block indices [start // span, ceil(resident / span)) of prefix table i, one
@@ -23,16 +27,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache.checkpoint import Checkpoint
 
-__all__ = ["GrowingArray", "LostCheckpoint", "Match", "Node", "common_prefix", "enter", "match", "split"]
+__all__ = ["GrowingArray", "Key", "LostCheckpoint", "Match", "Node", "PrefixTree", "SplitHook", "common_prefix"]
 
 Ints = NDArray[np.int32]
+Key = int | bytes
+"""First token of an edge, or the bytes of its first lookahead + 1 tokens."""
 
 _COMPARE_CHUNK = 32768
 """Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work early."""
@@ -75,6 +81,11 @@ class GrowingArray:
         self._buffer[self.size : size] = values
         self.size = size
 
+    def pop(self) -> int:
+        """Take the last element off."""
+        self.size -= 1
+        return self._buffer.item(self.size)
+
     def cut(self, size: int) -> Ints:
         """Keep the first `size` elements and return a copy of those that went."""
         gone = self._buffer[size : self.size].copy()
@@ -97,8 +108,9 @@ class Node:
     Attributes:
         parent: The edge before it, None for a root.
         start: Position of its first token.
-        text: Its tokens.
-        children: Edges that follow, by first token.
+        end: Position after its last.
+        text: Its tokens [start, end + lookahead).
+        children: Edges that follow, by their first lookahead + 1 tokens (see `PrefixTree.key`).
         resident: Position up to which its entries are kept.
         seen: Position up to which its tokens were ever computed.
         runs: Block ids of each prefix table, see the invariants above.
@@ -123,6 +135,7 @@ class Node:
         "age",
         "checkpoints",
         "children",
+        "end",
         "entry",
         "hits",
         "lost",
@@ -142,12 +155,13 @@ class Node:
         "used",
     )
 
-    def __init__(self, parent: Node | None, start: int, text: GrowingArray, tables: int) -> None:
+    def __init__(self, parent: Node | None, start: int, end: int, text: GrowingArray, tables: int) -> None:
         """Make an edge of which nothing is resident."""
         self.parent = parent
         self.start = start
+        self.end = end
         self.text = text
-        self.children: dict[int, Node] = {}
+        self.children: dict[Key, Node] = {}
         self.resident = start
         self.seen = start
         self.runs = tuple(GrowingArray() for _ in range(tables))
@@ -166,11 +180,6 @@ class Node:
         self.lost: list[LostCheckpoint] = []
         self.trimmed: tuple[float, str] | None = None
 
-    @property
-    def end(self) -> int:
-        """Position after its last token."""
-        return self.start + self.text.size
-
     def path(self) -> Iterator[Node]:
         """This edge and its ancestors, deepest first, the root excluded."""
         node = self
@@ -179,9 +188,10 @@ class Node:
             node = node.parent
 
     def prefix(self, position: int) -> Ints:
-        """A copy of all tokens from the root to `position`, which lies in this edge."""
-        parts = [self.text.view[: position - self.start]]
-        parts += [node.text.view for node in self.path() if node is not self]
+        """A copy of all tokens from the root to `position`, which lies in this edge, and the lookahead tokens behind."""
+        ahead = self.text.size - (self.end - self.start)
+        parts = [self.text.view[: position - self.start + ahead]]
+        parts += [node.text.view[: node.end - node.start] for node in self.path() if node is not self]
         return np.concatenate(parts[::-1])
 
     def checkpoint_at_or_before(self, position: int) -> Checkpoint | None:
@@ -212,89 +222,111 @@ class Match(NamedTuple):
     position: int
 
 
-def match(root: Node, tokens: Ints) -> Match:
-    """Follow `tokens` from `root` as far as they are known. Pure; O(matched tokens + branches)."""
-    return follow(Match(root, root.start), tokens)
-
-
-def follow(at: Match, tokens: Ints) -> Match:
-    """Follow `tokens` onward from a place in the tree. Pure."""
-    node, position = at
-    base, n = position, len(tokens)
-    if position < node.end:
-        position += common_prefix(node.text.view[position - node.start :], tokens)
-        if position < node.end:
-            return Match(node, position)
-    while position - base < n:
-        child = node.children.get(int(tokens[position - base]))
-        if child is None:
-            break
-        node = child
-        position += common_prefix(node.text.view, tokens[position - base :])
-        if position < node.end:
-            break
-    return Match(node, position)
-
-
-def enter(at: Match, tokens: Ints, share: SplitHook) -> Match:
-    """Make `tokens` known behind a place in the tree, where they part from what is known.
-
-    A leaf that ends there grows in place, so a conversation stays one edge; elsewhere a branch is made.
-
-    Args:
-        at: Where the tokens follow; nothing known continues with tokens[0].
-        tokens: int32, may be empty.
-        share: Called with (upper, lower) when an edge has to be split.
-
-    Returns:
-        The place behind the last token.
-    """
-    node, position = at
-    if len(tokens) == 0:
-        return at
-    if position < node.end:
-        node = split(node, position, share)
-    if node.parent is not None and not node.children:
-        node.text.extend(tokens)
-        return Match(node, node.end)
-    child = Node(node, position, GrowingArray(tokens), len(node.runs))
-    node.children[int(tokens[0])] = child
-    return Match(child, child.end)
-
-
-class SplitHook:
+class SplitHook(Protocol):
     """What must happen to resources when an edge is split."""
 
     def split(self, upper: Node, lower: Node) -> None:
         """`lower` was cut: its part before `lower.start` is now `upper`, which holds nothing yet."""
-        raise NotImplementedError
 
 
-def split(node: Node, position: int, hook: SplitHook) -> Node:
-    """Cut an edge in two at `position` and return the upper half. The node object becomes the lower half.
+class PrefixTree:
+    """The tree's operations, for groups with a given lookahead.
 
-    Checkpoints, leases' ends and known tokens go to the half they lie in; `hook` divides blocks and what depends on them.
+    Attributes:
+        lookahead: Tokens behind a position that its entries depend on.
     """
-    parent = node.parent
-    assert parent is not None
-    assert node.start < position < node.end
-    cut = position - node.start
-    upper = Node(parent, node.start, GrowingArray(node.text.view[:cut]), len(node.runs))
-    parent.children[int(upper.text.view[0])] = upper
-    upper.children[int(node.text.view[cut])] = node
-    upper.active = node.active
-    upper.seen = min(node.seen, position)
-    upper.hits, upper.used, upper.age = node.hits, node.used, node.age
-    upper.trimmed = node.trimmed if node.resident < position else None
-    upper.lost = [lost for lost in node.lost if lost.position <= position]
-    node.lost = [lost for lost in node.lost if lost.position > position]
-    node.text = GrowingArray(node.text.view[cut:])
-    node.parent = upper
-    node.start = position
-    node.seen = max(node.seen, position)
-    _split_checkpoints(upper, node, position)
-    hook.split(upper, node)
-    return upper
+
+    def __init__(self, lookahead: int, tables: int, hook: SplitHook) -> None:
+        """Operate on edges that hold blocks of `tables` tables; `hook` divides what a split edge holds."""
+        self.lookahead = lookahead
+        self._tables = tables
+        self._hook = hook
+
+    def root(self) -> Node:
+        """A root, with nothing known behind it."""
+        return Node(None, 0, 0, GrowingArray(), self._tables)
+
+    def key(self, tokens: Ints) -> Key:
+        """Key of an edge that begins with `tokens` (more than lookahead of them)."""
+        return tokens[: self.lookahead + 1].tobytes() if self.lookahead else tokens.item(0)
+
+    def follow(self, at: Match, tokens: Ints) -> Match:
+        """Follow `tokens`, which begin at `at`, as far as they are known. Pure; O(matched tokens + branches)."""
+        node, position = at
+        base, last = position, position + len(tokens) - self.lookahead
+        if position < node.end:
+            position += common_prefix(node.text.view[position - node.start :], tokens) - self.lookahead
+            if position < node.end:
+                return Match(node, max(position, base))
+        while position < last:
+            child = node.children.get(self.key(tokens[position - base :]))
+            if child is None:
+                break
+            node = child
+            position += common_prefix(node.text.view, tokens[position - base :]) - self.lookahead
+            if position < node.end:
+                break
+        return Match(node, position)
+
+    def enter(self, at: Match, tokens: Ints) -> Match:
+        """Make `tokens` known behind a place in the tree, where they part from what is known.
+
+        A leaf that ends there grows in place, so a conversation stays one edge; elsewhere a branch is made.
+
+        Args:
+            at: Where the tokens begin; `follow(at, tokens)` gives `at`.
+            tokens: int32; the last `lookahead` of them only tell the entries before them apart.
+
+        Returns:
+            The place behind the last entry that the tokens tell.
+        """
+        node, position = at
+        more = len(tokens) - self.lookahead
+        if more <= 0:
+            return at
+        if position < node.end:
+            node = self.split(node, position)
+        if node.parent is not None and not node.children:
+            node.text.extend(tokens[self.lookahead :])
+            node.end += more
+            return Match(node, node.end)
+        child = Node(node, position, position + more, GrowingArray(tokens), self._tables)
+        node.children[self.key(tokens)] = child
+        return Match(child, child.end)
+
+    def split(self, node: Node, position: int) -> Node:
+        """Cut an edge in two at `position` and return the upper half. The node object becomes the lower half.
+
+        Checkpoints, leases' ends and tokens go to the half they lie in; the hook divides what depends on them.
+        """
+        parent = node.parent
+        assert parent is not None
+        assert node.start < position < node.end
+        cut, text = position - node.start, node.text.view
+        upper = Node(parent, node.start, position, GrowingArray(text[: cut + self.lookahead]), self._tables)
+        parent.children[self.key(text)] = upper
+        upper.children[self.key(text[cut:])] = node
+        upper.active = node.active
+        upper.seen = min(node.seen, position)
+        upper.hits, upper.used, upper.age = node.hits, node.used, node.age
+        upper.trimmed = node.trimmed if node.resident < position else None
+        upper.lost = [lost for lost in node.lost if lost.position <= position]
+        node.lost = [lost for lost in node.lost if lost.position > position]
+        node.text = GrowingArray(text[cut:])
+        node.parent, node.start = upper, position
+        node.seen = max(node.seen, position)
+        _split_checkpoints(upper, node, position)
+        self._hook.split(upper, node)
+        return upper
+
+    def cut(self, node: Node, keep: int) -> bool:
+        """Forget the tokens of a leaf from position `keep` on. Returns whether nothing is left and it was deleted."""
+        if keep == node.start and node.parent is not None:
+            del node.parent.children[self.key(node.text.view)]
+        node.text.cut(keep - node.start + self.lookahead)
+        node.end = keep
+        node.seen = min(node.seen, keep)
+        return keep == node.start
 
 
 def _split_checkpoints(upper: Node, lower: Node, position: int) -> None:
