@@ -8,10 +8,10 @@ from headway.cache.eviction import Candidate, EvictionPolicy, Lru, Value
 from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
 from headway.cache.explain import Explanation, Loss, Reason, Waterfall
 from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
-from headway.cache.index import Counters
 from headway.cache.lease import ANSWER_STRETCH, Lease, StateExport, Step
 from headway.cache.prefix_cache import CacheStats, Hit, PrefixCache, ResetReport
 from headway.cache.prompt import Media, Prompt
+from headway.cache.reclaim import Counters
 from headway.cache.spec import (
     BlockId,
     ChunkedLocal,

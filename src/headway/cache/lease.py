@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from headway.cache.explain import Explanation
 from headway.cache.geometry import CacheGeometry, TableGeometry, TableKind
 from headway.cache.placement import Place
+from headway.cache.prompt import Prompt
 from headway.cache.tree import Match
 from headway.errors import LeaseError
 
 if TYPE_CHECKING:
-    from headway.cache.prefix_cache import Hit, Prompt
+    from headway.cache.prefix_cache import Hit
 
 __all__ = ["ANSWER_STRETCH", "Lease", "LeaseTable", "StateExport", "Step"]
 
@@ -82,7 +83,8 @@ class Step:
     @property
     def exhausted(self) -> NDArray[np.bool_]:
         """bool [n], leases that got no memory in this step."""
-        return self.counts == 0
+        exhausted: NDArray[np.bool_] = self.counts == 0
+        return exhausted
 
 
 @dataclass

@@ -27,10 +27,11 @@ from headway.cache.config import CacheConfig
 from headway.cache.events import Event
 from headway.cache.explain import Explanation, Waterfall, explain_match
 from headway.cache.geometry import TableKind
-from headway.cache.index import Counters, PrefixIndex
+from headway.cache.index import PrefixIndex
 from headway.cache.lease import BROKEN, RUNNING, Lease, LeaseTable, Record, Rows, Step
 from headway.cache.placement import Placement
 from headway.cache.pool import BlockPool
+from headway.cache.reclaim import Counters
 from headway.cache.prompt import Media, Prompt, Symbols
 from headway.cache.steps import Stepper
 from headway.cache.tree import Match
@@ -242,8 +243,8 @@ class PrefixCache:
     def _admitted(self, prompt: Prompt, hit: int) -> list[int]:
         """Message boundaries whose checkpoint is expected to be worth its memory."""
         blocks = sum(table.state_blocks or table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables)
-        worth = self._index.pay.rate("boundary") / max(1, blocks)
-        price = self._index.policy.price
+        worth = self._index.reclaim.pay.rate("boundary") / max(1, blocks)
+        price = self._index.reclaim.policy.price
         inner = [p for p in self._placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]
         return [p for p in inner if worth * self.config.cost.between(0, p) >= price]
 
@@ -270,10 +271,10 @@ class PrefixCache:
                 record.sources.append((table, section.ids[full:]))
         for _, source in record.sources:
             self._pool.share(source)
-        self._index.touch(record.at, hit.tokens, checkpoint)
+        self._index.reclaim.used(record.at, hit.tokens, checkpoint)
 
     def _available(self) -> int:
-        return self._pool.blocks - self._index.pinned_blocks
+        return self._pool.blocks - self._index.reclaim.pinned_blocks
 
     def _blocks_needed(self, length: int) -> int:
         """Fewest blocks with which a prompt of `length` tokens can be computed to its end."""
@@ -293,7 +294,7 @@ class PrefixCache:
     def _refuse_unservable(self, length: int) -> None:
         need, available = self._blocks_needed(length), self._available()
         if need > available:
-            pins = f" ({self._index.pinned_blocks} are pinned)" if self._index.pinned_blocks else ""
+            pins = f" ({self._index.reclaim.pinned_blocks} are pinned)" if self._index.reclaim.pinned_blocks else ""
             raise UnservableError(
                 f"a prompt of {length} tokens needs {need} blocks and the pool has {self._pool.blocks}{pins}: "
                 f"shorten the prompt or give the cache more memory",
@@ -461,7 +462,7 @@ class PrefixCache:
             evictable=int((held & ~leased & ~pinned).sum()),
             leases=self.leases,
             checkpoints=sum(len(node.marks) for node in self._index.nodes()),
-            counters=self._index.counters,
+            counters=self._index.reclaim.counters,
         )
 
     def check(self) -> None:

@@ -57,7 +57,8 @@ class _Work:
 def _ragged(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """first[0], first[0]+1, ... (counts[0] of them), then the same from first[1], and so on."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+    offsets: NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0)
+    return offsets + np.repeat(first - (ends - counts), counts)
 
 
 class Stepper:
@@ -160,6 +161,8 @@ class Stepper:
             end = min(end, leases.due.item(row))
         if self._local_tables:
             self._drop_behind(np.array([row]), np.array([start]))
+        places: list[Place] = []
+        need: list[int] = []
         while end > start:
             places = [p for p in record.plan if p.position <= end] if self._state_blocks and record.plan else []
             need = [-(-end // t.span) - leases.filled.item(t.index, row) for t in self._token_tables]
@@ -247,13 +250,11 @@ class Stepper:
             leases.known[rows] = known
         leases.computed[rows] = computed
         leases.phase[rows] = RUNNING
-        if self._local_tables:
-            long = computed - starts > 1
         eager = computed >= leases.eager[rows]
         if eager.any():
             for i in np.flatnonzero(eager).tolist():
                 self._commit_one(rows.item(i), starts.item(i), computed.item(i))
-        if self._local_tables and long.any():
+        if self._local_tables and (long := computed - starts > 1).any():
             self._drop_behind(rows[long], computed[long])
 
     def _append(self, rows: Rows, tokens: Ids, counts: NDArray[np.int64]) -> None:
@@ -315,7 +316,7 @@ class Stepper:
         """Pin what the request asked to pin, once it is there."""
         record = self._leases.record(row)
         if record.pin and position >= record.pin:
-            self._index.pin(record.at, record.pin)
+            self._index.reclaim.pin(record.at, record.pin)
             record.pin = 0
 
     def flush(self, row: int, keep: int = 0) -> None:
