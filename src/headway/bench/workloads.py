@@ -53,7 +53,9 @@ class Configuration:
 
 
 CONFIGURATIONS = (
-    Configuration("full", "full attention alone, 16 tokens a block", [FullAttention("attention", 8192)], ParallelLayout()),
+    Configuration(
+        "full", "full attention alone, 16 tokens a block", [FullAttention("attention", 8192)], ParallelLayout()
+    ),
     Configuration(
         "kimi-k3",
         "Kimi-K3 with a DSpark draft, TP 8 DCP 8: target MLA, draft MLA, KDA states",

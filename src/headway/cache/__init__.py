@@ -4,12 +4,13 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 """
 
 from headway.cache.config import CacheConfig
-from headway.cache.eviction import Candidate, EvictionPolicy, Lru, Value
 from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
+from headway.cache.eviction import Candidate, EvictionPolicy, Lru, Value
 from headway.cache.explain import Explanation, Loss, Reason, Waterfall
 from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
+from headway.cache.hit import Hit
 from headway.cache.lease import ANSWER_STRETCH, Lease, StateExport, Step
-from headway.cache.prefix_cache import CacheStats, Hit, PrefixCache, ResetReport
+from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
 from headway.cache.prompt import Media, Prompt
 from headway.cache.reclaim import Counters
 from headway.cache.spec import (

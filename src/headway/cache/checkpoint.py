@@ -46,7 +46,18 @@ class Checkpoint:
         pinned_blocks: Blocks that count against the cap on pins.
     """
 
-    __slots__ = ("age", "entry", "hits", "kind", "node", "pinned_blocks", "pinned_until", "position", "sections", "used")
+    __slots__ = (
+        "age",
+        "entry",
+        "hits",
+        "kind",
+        "node",
+        "pinned_blocks",
+        "pinned_until",
+        "position",
+        "sections",
+        "used",
+    )
 
     def __init__(self, position: int, kind: str, sections: tuple[Section, ...], node: Node) -> None:
         """Make a checkpoint that owns one reference on each block of `sections`."""

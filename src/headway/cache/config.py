@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.cache.eviction import EvictionPolicy, eviction_policy
 from headway.cache.geometry import CacheGeometry
@@ -21,7 +21,8 @@ class CacheConfig:
     Attributes:
         groups: Cache groups of the model, in any order.
         blocks: Blocks in the pool (of each rank).
-        block_tokens: Tokens of the first token-indexed group in one block on one rank (default 16); fixes the block's bytes.
+        block_tokens: Tokens of the first token-indexed group in one block on one rank (default 16); fixes the block's
+            bytes.
         block_bytes: Bytes of a block on one rank, given instead of `block_tokens`.
         layout: Parallel layout.
         checkpoint_alignment: States can be exported at multiples of this only. A donated state (end of an answer,
@@ -42,11 +43,11 @@ class CacheConfig:
     blocks: int
     block_tokens: int | None = None
     block_bytes: int | None = None
-    layout: ParallelLayout = ParallelLayout()
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
     checkpoint_alignment: int = 1
     placement: Sequence[str] = DEFAULT_PLACEMENT
     eviction: str | EvictionPolicy = "value"
-    cost: ComputeCost = ComputeCost()
+    cost: ComputeCost = field(default_factory=ComputeCost)
     exports_inside: bool = False
     max_leases: int = 64
     pin_share: float = 0.5
@@ -80,6 +81,4 @@ class CacheConfig:
 
     def geometry(self) -> CacheGeometry:
         """The geometry that this configuration gives."""
-        return CacheGeometry(
-            self.groups, self.layout, block_tokens=self.block_tokens, block_bytes=self.block_bytes
-        )
+        return CacheGeometry(self.groups, self.layout, block_tokens=self.block_tokens, block_bytes=self.block_bytes)

@@ -1,7 +1,7 @@
 """What the cache tells those who listen: routers, tiers, and the oracle of our tests.
 
-Events speak of token prefixes, not of blocks: a prefix names its content whatever the geometry of the one who reads it. With
-draft groups it includes the `lookahead` tokens behind the position, on which the entries before it depend.
+Events speak of token prefixes, not of blocks: a prefix names its content whatever the geometry of the one who reads
+it. With draft groups it includes the `lookahead` tokens behind the position, on which the entries before it depend.
 A listener costs nothing while there is none.
 """
 

@@ -3,9 +3,10 @@
 An eviction policy is one small class: it gives every candidate a priority, and the lowest goes. The queue below keeps
 candidates in a heap with lazy corrections, so an eviction costs O(log n) however much is resident.
 
-The default is economic (greedy dual, Cao and Irani 1997, with frequency): priority = clock at last use + expected reuse x
-compute saved / blocks. The clock is the priority of the last victim, so what is not used ages. The compute saved
-is counted from the next shallower resume point, with the quadratic term of attention, so deep and lonely checkpoints weigh more.
+The default is economic (greedy dual, Cao and Irani 1997, with frequency): priority = clock at last use + expected
+reuse x compute saved / blocks. The clock is the priority of the last victim, so what is not used ages. The compute
+saved is counted from the next shallower resume point, with the quadratic term of attention, so deep and lonely
+checkpoints weigh more.
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.errors import ConfigError
 
 __all__ = ["Candidate", "EvictionPolicy", "EvictionQueue", "Lru", "Value", "eviction_policy"]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """What a policy may know of something that could be evicted.
 
     Attributes:
@@ -122,7 +121,8 @@ class EvictionQueue(Generic[Item]):
         """Make an empty queue.
 
         Args:
-            describe: Candidate record of an item, or None if it cannot be evicted now; whoever changes that pushes it again.
+            describe: Candidate record of an item, or None if it cannot be evicted now; whoever changes that pushes it
+                again.
             policy: Ranks candidates.
         """
         self._describe = describe

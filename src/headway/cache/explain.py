@@ -1,8 +1,8 @@
 """Saying why: what became of every token of a prompt, at lookup.
 
-Each token of a prompt lies on exactly one line: reused, or lost for one of a fixed list of reasons. Summed over admitted
-requests the lines are a waterfall: without the lines that no memory could save (`NOTHING_MATCHED`, `PARTED`, `LAST_TOKEN`,
-`OTHER_NAMESPACE`) it starts at the hit rate of an endless memory and ends at the one achieved.
+Each token of a prompt lies on exactly one line: reused, or lost for one of a fixed list of reasons. Summed over
+admitted requests the lines are a waterfall: without the lines that no memory could save (`NOTHING_MATCHED`, `PARTED`,
+`LAST_TOKEN`, `OTHER_NAMESPACE`) it starts at the hit rate of an endless memory and ends at the one achieved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reason(Enum):
     """What was kept had to make room."""
     LOOKAHEAD = "lookahead"
     """Entries of a draft depend on later tokens that did not match."""
-    LAST_TOKEN = "last_token"  # noqa: S105 - a reason, not a password
+    LAST_TOKEN = "last_token"
     """The last token of a prompt is always computed: its logits are the answer."""
     OTHER_NAMESPACE = "other_namespace"
     """The tokens are known under another model, adapter or cache salt only."""
@@ -58,7 +58,7 @@ class Loss(NamedTuple):
     detail: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Explanation:
     """What became of a prompt's tokens: [0, hit_tokens) reused, the rest on the lines of `losses`.
 
@@ -129,20 +129,23 @@ def explain_match(
     """
     usable = max(hit, min(at.position, length - 1))
     capped = max(usable, min(matched, length - 1))
-    computed = max(hit, min(_seen(at), usable))
-    losses = list(_forgotten(at, hit, computed, tail=tail, now=now))
-    if computed < usable:
-        waiting = at.node.active > 0
-        reason = Reason.STILL_COMPUTING if waiting else Reason.STATE_NEVER_TAKEN
-        losses.append(Loss(reason, computed, usable))
-    losses.append(Loss(Reason.LOOKAHEAD, usable, capped, "a draft's entries depend on these tokens"))
-    losses.append(Loss(Reason.LAST_TOKEN, capped, max(capped, matched)))
-    if matched:
-        losses.append(Loss(Reason.PARTED, matched, length))
-    else:
+    losses: list[Loss] = []
+    if hit < usable:
+        computed = max(hit, min(_seen(at), usable))
+        losses.extend(_forgotten(at, hit, computed, tail=tail, now=now))
+        if computed < usable:
+            reason = Reason.STILL_COMPUTING if at.node.active else Reason.STATE_NEVER_TAKEN
+            losses.append(Loss(reason, computed, usable))
+    if usable < capped:
+        losses.append(Loss(Reason.LOOKAHEAD, usable, capped, "a draft's entries depend on these tokens"))
+    if capped < matched:
+        losses.append(Loss(Reason.LAST_TOKEN, capped, matched))
+    if elsewhere:
         losses.append(Loss(Reason.OTHER_NAMESPACE, 0, elsewhere))
-        losses.append(Loss(Reason.NOTHING_MATCHED, elsewhere, length))
-    return Explanation(length, hit, matched, tuple(loss for loss in losses if loss.start < loss.stop))
+    if max(matched, elsewhere) < length:
+        reason = Reason.PARTED if matched else Reason.NOTHING_MATCHED
+        losses.append(Loss(reason, max(matched, elsewhere), length))
+    return Explanation(length, hit, matched, tuple(losses))
 
 
 def _seen(at: Match) -> int:
@@ -155,17 +158,14 @@ def _seen(at: Match) -> int:
 
 def _forgotten(at: Match, hit: int, computed: int, *, tail: bool, now: float) -> Iterator[Loss]:
     """Lines for [hit, computed): tokens that were computed once and cannot be reused now."""
-    if computed <= hit:
-        return
-    if not tail:
-        yield Loss(Reason.EVICTED, hit, computed, _trimmed(at, now))
-        return
-    lost = _deepest_lost(at, hit, computed)
+    lost = _deepest_lost(at, hit, computed) if tail else None
     if lost is not None:
         age = f"the {lost.kind} checkpoint at {lost.position} was {lost.cause} {now - lost.when:.1f} s ago"
         yield Loss(Reason.EVICTED, hit, lost.position, age)
         hit = lost.position
-    yield Loss(Reason.STATE_NEVER_TAKEN, hit, computed)
+    if hit < computed:
+        detail = "" if tail else _trimmed(at, now)
+        yield Loss(Reason.STATE_NEVER_TAKEN if tail else Reason.EVICTED, hit, computed, detail)
 
 
 def _deepest_lost(at: Match, low: int, high: int) -> LostCheckpoint | None:

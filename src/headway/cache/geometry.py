@@ -1,13 +1,13 @@
 """Where every token lives: computed once from specs and layout, and asked by everything else.
 
-Groups that need the same entries at a resume point (same kind, same window or chunk, same sharding) are always taken and
-freed together, so they share one *block table*: their bytes add up and one block id holds their entries of the same
+Groups that need the same entries at a resume point (same kind, same window or chunk, same sharding) are always taken
+and freed together, so they share one *block table*: their bytes add up and one block id holds their entries of the same
 tokens. There is at most one table of sharded full attention, one of replicated full attention, one for each window and
 chunk, and one of states. A target and its MLA draft thus cost one block id for a stretch of tokens, not two.
 
-Rejected: a table a group. It needs twice the ids and twice the bookkeeping for a draft, and it rounds the draft's memory
-up to blocks sized for the target. Also rejected: one block size for all kinds (the engines' choice), which inflates an
-attention block to the size of a state.
+Rejected: a table a group. It needs twice the ids and twice the bookkeeping for a draft, and it rounds the draft's
+memory up to blocks sized for the target. Also rejected: one block size for all kinds (the engines' choice), which
+inflates an attention block to the size of a state.
 
 Formulas for N shards, interleave I, b tokens in a block on one rank, V = N*b:
 token p lies in block p // V, on rank (p // I) % N, at offset ((p % V) // (N*I)) * I + p % I inside the block.
@@ -112,7 +112,7 @@ class TableGeometry:
         return p // stripe * self.interleave + p % self.interleave
 
     def global_index(self, local: ArrayLike, rank: int) -> Int64s:
-        """Position of the token with index `local` in the order of `rank`; inverse of `local_index` on its own tokens."""
+        """Position of the token with index `local` on `rank`: the inverse of `local_index` on its own tokens."""
         index = np.asarray(local, dtype=np.int64)
         stripe = self.shards * self.interleave
         return index // self.interleave * stripe + rank * self.interleave + index % self.interleave
@@ -210,9 +210,7 @@ class CacheGeometry:
         self.block_bytes = block_bytes or _block_bytes(
             families, self.layout, 16 if block_tokens is None else block_tokens
         )
-        self.tables = tuple(
-            _table(i, family, self.layout, self.block_bytes) for i, family in enumerate(families)
-        )
+        self.tables = tuple(_table(i, family, self.layout, self.block_bytes) for i, family in enumerate(families))
         self.groups = _place_groups(groups, families, self.tables)
         self.lookahead = max(group.lookahead for group in groups)
         self.prefix_tables = tuple(t for t in self.tables if t.kind is TableKind.PREFIX)
@@ -270,8 +268,8 @@ def _table(index: int, family: list[LayerSpec], layout: ParallelLayout, block_by
     fit = block_bytes // per_token // interleave * interleave
     if fit == 0:
         raise ConfigError(
-            f"group {first.name!r}: a block of {block_bytes} bytes cannot hold {interleave} token(s) of {per_token} bytes "
-            f"(the interleave); raise block_tokens so that block_bytes is at least {interleave * per_token}"
+            f"group {first.name!r}: a block of {block_bytes} bytes cannot hold {interleave} token(s) of {per_token} "
+            f"bytes (the interleave); raise block_tokens so that block_bytes is at least {interleave * per_token}"
         )
     return TableGeometry(
         index,
@@ -294,9 +292,7 @@ def _place_groups(
         offset = 0
         for spec in family:
             placed[spec.name] = GroupGeometry(spec, table, offset)
-            offset += (
-                spec.state_bytes if isinstance(spec, Recurrent) else spec.bytes_per_token * table.block_tokens
-            )
+            offset += spec.state_bytes if isinstance(spec, Recurrent) else spec.bytes_per_token * table.block_tokens
     return tuple(placed[spec.name] for spec in groups)
 
 

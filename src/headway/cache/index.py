@@ -183,7 +183,8 @@ class PrefixIndex:
             row: The lease, which still holds its windows and chunks at `position`.
             position: Tokens before the checkpoint; all computed and known to the tree.
             kind: Kind of placement.
-            state: Blocks of the state after `position` tokens, whose reference goes to the checkpoint (None: no states).
+            state: Blocks of the state after `position` tokens, whose reference goes to the checkpoint (None: no
+                states).
 
         Returns:
             False if one was there already, or not all tokens on which its entries depend are known yet; then the

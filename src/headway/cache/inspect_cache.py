@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 
 
 def leased_blocks(leases: LeaseTable, geometry: CacheGeometry, blocks: int) -> Mask:
-    """bool [blocks]: what running leases need, their shared prefixes included."""
+    """Bool [blocks]: what running leases need, their shared prefixes included."""
     needed = np.zeros(blocks, dtype=np.bool_)
     for row in leases.active_rows():
         for table in geometry.tables:
@@ -33,7 +33,7 @@ def leased_blocks(leases: LeaseTable, geometry: CacheGeometry, blocks: int) -> M
 
 
 def pinned_blocks(index: PrefixIndex, blocks: int) -> Mask:
-    """bool [blocks]: what pins protect."""
+    """Bool [blocks]: what pins protect."""
     pinned = np.zeros(blocks, dtype=np.bool_)
     for node in index.nodes():
         below = [c for c in node.checkpoints if c.pinned_until]

@@ -1,8 +1,8 @@
-"""Running requests: what each holds, as rows of arrays, so that a step costs the same for one request and for a thousand.
+"""Running requests: what each holds, as rows of arrays, so that a step costs about the same for one and for many.
 
-A lease holds one reference on each of its own blocks: of a table of full attention the block indices from `owned` on (those
-before belong to the tree, where the lease's place in it keeps them), of a window or chunk all that it still needs, and its
-running state. A block that it may write is written by nobody else.
+A lease holds one reference on each of its own blocks: of a table of full attention the block indices from `owned` on
+(those before belong to the tree, where the lease's place in it keeps them), of a window or chunk all that it still
+needs, and its running state. A block that it may write is written by nobody else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.cache.tree import Match
 from headway.errors import LeaseError
 
 if TYPE_CHECKING:
-    from headway.cache.prefix_cache import Hit
+    from headway.cache.hit import Hit
 
 __all__ = ["ANSWER_STRETCH", "Lease", "LeaseTable", "StateExport", "Step"]
 
@@ -30,6 +30,9 @@ Rows = NDArray[np.int64]
 
 ANSWER_STRETCH = 64
 """Answer tokens that gather in a row before they are entered in the tree."""
+
+FEW = 4
+"""Rows up to which plain numbers are faster than arrays."""
 
 FAR = np.iinfo(np.int64).max
 """A position that is never reached."""
@@ -43,7 +46,17 @@ _WRONG_PHASE = {
 }
 
 
-@dataclass(frozen=True)
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+def ragged(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """first[0], first[0] + 1, ... (counts[0] of them), then the same from first[1], and so on."""
+    ends = np.cumsum(counts)
+    indices: NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+    return indices
+
+
+@dataclass(slots=True)
 class StateExport:
     """A copy of a running state that the ranks make when `position` tokens are computed.
 
@@ -60,7 +73,7 @@ class StateExport:
     destination: Ids
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """What the ranks must do next for a batch of leases.
 
@@ -82,12 +95,12 @@ class Step:
 
     @property
     def exhausted(self) -> NDArray[np.bool_]:
-        """bool [n], leases that got no memory in this step."""
+        """Bool [n], leases that got no memory in this step."""
         exhausted: NDArray[np.bool_] = self.counts == 0
         return exhausted
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
     """What a lease needs to remember apart from its numbers.
 
@@ -96,7 +109,8 @@ class Record:
         hit: Where it resumed.
         explanation: What became of the prompt's tokens.
         at: Its place in the tree: the end of what was entered of its sequence.
-        rest: int32, tokens from that place on that were told apart from the answer: the last `lookahead` ones, or fewer.
+        rest: int32, tokens from that place on that were told apart from the answer: the last `lookahead` ones, or
+            fewer.
         published: It publishes what it computes (not `no_store`, not detached by a reset).
         plan: Checkpoints still to be taken, ascending.
         sources: Blocks that its first step copies from; one reference each until that step is committed.
@@ -126,8 +140,8 @@ class LeaseTable:
         prompt: int64 [R], tokens of the prompt.
         due: int64 [R], position of the next checkpoint, FAR if none is planned.
         quiet: int64 [R], position up to which the blocks at hand suffice.
-        calm: int64 [R], position up to which `extend` has nothing to do: 0 before the first commit, else before `due` and
-            within `quiet`.
+        calm: int64 [R], position up to which `extend` has nothing to do: 0 before the first commit, else before `due`
+            and within `quiet`.
         eager: int64 [R], computed tokens from which on `commit` has something to publish.
         restored: bool [R], the first step has been committed.
         stamp: int64 [R], scratch: to see whether a row is given twice.
@@ -157,7 +171,8 @@ class LeaseTable:
         self.filled = np.zeros((len(self._tables), rows), dtype=np.int64)
         self.owned = np.zeros((len(self._tables), rows), dtype=np.int64)
         self.blocks: list[Ids] = [
-            np.full((rows, t.state_blocks if t.kind is TableKind.STATE else 16), -1, dtype=np.int32) for t in self._tables
+            np.full((rows, t.state_blocks if t.kind is TableKind.STATE else 16), -1, dtype=np.int32)
+            for t in self._tables
         ]
         self.records: list[Record | None] = [None] * rows
         self._free_rows = list(range(rows - 1, -1, -1))
@@ -214,13 +229,37 @@ class LeaseTable:
             wide[:, : blocks.shape[1]] = blocks
             self.blocks[table] = wide
 
+    def drop_behind(self, rows: Rows, computed: NDArray[np.int64]) -> Ids:
+        """Take out the blocks of windows and chunks that no token from `computed` on can see.
+
+        Returns:
+            int32, their ids, which may repeat; the leases' references are the caller's to release.
+        """
+        dropped = [_NOTHING]
+        for i, table in enumerate(self._tables):
+            if table.kind is TableKind.WINDOW:
+                keep = np.maximum(computed - table.window + 1, 0) // table.span
+            elif table.kind is TableKind.CHUNK:
+                keep = computed // table.chunk * table.chunk // table.span
+            else:
+                continue
+            owned = self.owned[i, rows]
+            counts = np.maximum(np.minimum(keep, self.filled[i, rows]) - owned, 0)
+            if counts.any():
+                where = np.repeat(rows, counts), ragged(owned, counts)
+                dropped.append(self.blocks[i][where])
+                self.blocks[i][where] = -1
+                self.owned[i, rows] = owned + counts
+        return np.concatenate(dropped)
+
     def check_rows(self, rows: Rows, *phases: int) -> None:
         """Refuse rows that are not in one of `phases`, and rows given twice.
 
         Raises:
             LeaseError: Names the first such row.
         """
-        if len(rows) == 0:
+        if len(rows) <= FEW:
+            self.check_few(rows.tolist(), phases)
             return
         order = np.arange(len(rows))
         try:
@@ -231,15 +270,35 @@ class LeaseTable:
         right = phase == phases[0]
         for other in phases[1:]:
             right |= phase == other
-        if not right.all():
-            wrong = int(right.argmin())
-            raise LeaseError(f"row {int(rows[wrong])} {_WRONG_PHASE[int(phase[wrong])]}")
-        if not (self.stamp[rows] == order).all() or rows.min() < 0:
-            raise LeaseError(f"a lease is given twice, or a row is negative: {rows.tolist()[:20]}")
+        if not right.all() or not (self.stamp[rows] == order).all() or rows.min() < 0:
+            self.check_few(rows.tolist(), phases)
+
+    def check_few(self, rows: list[int], phases: tuple[int, ...]) -> None:
+        """As `check_rows`, with plain numbers."""
+        for row in rows:
+            if not 0 <= row < len(self.phase):
+                raise LeaseError(f"row {row} is not a lease")
+            phase = self.phase.item(row)
+            if phase not in phases:
+                raise LeaseError(f"row {row} {_WRONG_PHASE[phase]}")
+        if len(rows) > 1 and len(set(rows)) < len(rows):
+            raise LeaseError(f"a lease is given twice: {rows[:20]}")
 
     def _more_rows(self) -> None:
         old = len(self.phase)
-        names = ("phase", "known", "computed", "prompt", "due", "quiet", "calm", "eager", "stamp", "restored", "tail_size")
+        names = (
+            "phase",
+            "known",
+            "computed",
+            "prompt",
+            "due",
+            "quiet",
+            "calm",
+            "eager",
+            "stamp",
+            "restored",
+            "tail_size",
+        )
         for name in names:
             values = getattr(self, name)
             setattr(self, name, np.concatenate([values, np.zeros_like(values)]))

@@ -11,8 +11,8 @@ come back to, not on a grid:
                  their kind has paid for its memory so far
     interval:N   every N tokens
 
-How often each kind paid (`PayRates`) is learned and used twice: to admit boundaries, and by eviction as what is expected
-of a checkpoint that nobody has used yet.
+How often each kind paid (`PayRates`) is learned and used twice: to admit boundaries, and by eviction as what is
+expected of a checkpoint that nobody has used yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The block pool: uniform byte blocks, one free list and one reference count for everything.
 
-A block is `block_bytes` of memory on every rank, with one id valid on all of them. The pool knows ids and counts, nothing
-of what the blocks hold. All operations work on arrays; each is O(ids given), a block costs O(1) amortised.
+A block is `block_bytes` of memory on every rank, with one id valid on all of them. The pool knows ids and counts,
+nothing of what the blocks hold. All operations work on arrays; each is O(ids given), a block costs O(1) amortised.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ class Symbols:
         symbols = np.array(tokens, dtype=np.int32)
         for item in media:
             if item.start < 0 or item.length < 1 or item.start + item.length > len(symbols):
-                raise LeaseError(f"media at [{item.start}, {item.start + item.length}) lies outside {len(symbols)} tokens")
+                raise LeaseError(
+                    f"media at [{item.start}, {item.start + item.length}) lies outside {len(symbols)} tokens"
+                )
             key = (item.content, item.length)
             number = self._known.setdefault(key, len(self._known))
             symbols[item.start : item.start + item.length] = -1 - number

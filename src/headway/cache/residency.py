@@ -1,10 +1,10 @@
 """Which blocks the edges of the tree hold: moving the resident end forward and back.
 
 Every table of full attention has its own run of block ids on each edge. When an edge's resident end moves forward, the
-blocks of the lease that computed the stretch become the edge's (one reference each); when it moves back, they are released.
-A block that is only partly filled at the resident end is held by the edge and by the lease that goes on writing behind it;
-whoever resumes inside it writes to a copy. When the stretch behind it becomes resident from another lease's copy, that
-copy takes its place.
+blocks of the lease that computed the stretch become the edge's (one reference each); when it moves back, they are
+released. A block that is only partly filled at the resident end is held by the edge and by the lease that goes on
+writing behind it; whoever resumes inside it writes to a copy. When the stretch behind it becomes resident from another
+lease's copy, that copy takes its place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Residency:
     """
 
     def __init__(self, geometry: CacheGeometry, pool: BlockPool, move_rows: Callable[[Node, Node], None]) -> None:
-        """Keep blocks of `pool`; `move_rows(upper, lower)` hands over the leases that end in the upper half of a split."""
+        """Keep blocks of `pool`; `move_rows(upper, lower)` hands over leases when an edge is split."""
         self.tables = geometry.prefix_tables
         self._pool = pool
         self._move_rows = move_rows
@@ -67,9 +67,9 @@ class Residency:
     def grow(self, at: Match, rows: Sequence[Ids]) -> None:
         """Make the path to `at` resident with the blocks of `rows` (one block-table row a prefix table).
 
-        Only what is not resident yet is taken. Blocks that the path fills to their ends change hands: the lease's reference
-        becomes the edge's. The last block of an edge, where it is only partly filled, gets one more holder: the lease
-        goes on writing behind it, or the next edge names it too.
+        Only what is not resident yet is taken. Blocks that the path fills to their ends change hands: the lease's
+        reference becomes the edge's. The last block of an edge, where it is only partly filled, gets one more holder:
+        the lease goes on writing behind it, or the next edge names it too.
         """
         missing = [node for node in at.node.path() if node.resident < min(node.end, at.position)]
         for node in reversed(missing):
@@ -150,8 +150,9 @@ class Residency:
         lower.resident = max(resident, cut)
         upper.resident_children = int(resident > cut)
         if lower.pinned_until and lower.pinned_to <= cut:
-            upper.pinned_to, upper.pinned_until, upper.pinned_blocks = lower.pinned_to, lower.pinned_until, lower.pinned_blocks
-            lower.pinned_to, lower.pinned_until, lower.pinned_blocks = 0, 0.0, 0
+            for name, nothing in (("pinned_to", 0), ("pinned_until", 0.0), ("pinned_blocks", 0)):
+                setattr(upper, name, getattr(lower, name))
+                setattr(lower, name, nothing)
         self._move_rows(upper, lower)
 
     def _namespace(self, node: Node) -> int:

@@ -4,8 +4,8 @@ A *spec* describes one KV cache group: layers of one kind whose bytes add up. A 
 by tokens over context-parallel ranks (`sharded`); nothing infers that from a class name, because every such inference
 that we know of became a silent loss of hits once a model mixed kinds (vllm#53598).
 
-`bytes_per_token` and `state_bytes` count what *one rank* stores after tensor parallelism: tensor parallelism splits heads
-and is already in these figures, context parallelism splits tokens and is applied by `headway.cache.geometry`.
+`bytes_per_token` and `state_bytes` count what *one rank* stores after tensor parallelism: tensor parallelism splits
+heads and is already in these figures, context parallelism splits tokens and is applied by `headway.cache.geometry`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ def _require_sizes(spec: LayerSpec, **sizes: int) -> None:
     _require(bool(spec.name), f"a {type(spec).__name__} group needs a name")
     for label, value in sizes.items():
         _require(value >= 1, f"group {spec.name!r}: {label} is {value}, it must be at least 1")
-    _require(
-        spec.lookahead >= 0, f"group {spec.name!r}: lookahead is {spec.lookahead}, it must not be negative"
-    )
+    _require(spec.lookahead >= 0, f"group {spec.name!r}: lookahead is {spec.lookahead}, it must not be negative")
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,8 @@ class FullAttention:
     Attributes:
         name: The group's name, unique within a configuration.
         bytes_per_token: Bytes of one token over all layers of the group, on the rank that stores it.
-        lookahead: How many later tokens an entry also depends on (EAGLE and MTP drafts; 0 for a target, DFlash, DSpark).
+        lookahead: How many later tokens an entry also depends on (EAGLE and MTP drafts; 0 for a target, DFlash,
+            DSpark).
         sharded: False for a draft that keeps every token on every rank (GQA drafts under decode context parallelism).
     """
 

@@ -1,16 +1,17 @@
 """The prefix tree: which token sequences are known, and how far each is resident.
 
-A radix tree over token ids: exact (no hashes), token-granular, and its cost is set by branches, not by blocks. An edge is
-one numpy run of tokens. It carries the block ids of the tables that need the whole prefix, and checkpoints *inside* it,
-sorted by position: a conversation of 300 turns is still one edge and one comparison.
+A radix tree over token ids: exact (no hashes), token-granular, and its cost is set by branches, not by blocks. An
+edge is one numpy run of tokens. It carries the block ids of the tables that need the whole prefix, and checkpoints
+*inside* it, sorted by position: a conversation of 300 turns is still one edge and one comparison.
 
 What is kept of an edge is always a prefix of it, so one number (`resident`) says it, and one structure answers four
-questions: what can be reused (resident), what is being computed (known, leased, not resident), what was here and is gone
-(known, neither leased nor resident: a ghost), and where traffic parts (a branch).
+questions: what can be reused (resident), what is being computed (known, leased, not resident), what was here and is
+gone (known, neither leased nor resident: a ghost), and where traffic parts (a branch).
 
-With draft groups an entry also depends on `lookahead` (L) later tokens. So positions count *entries*: the tree is one over
-(L+1)-grams, two sequences that share m tokens share m - L positions, and an edge's text holds the L tokens behind its end as well.
-What a position means is then the same on every branch behind it: a branch that parts at token m has its own entries from m - L on.
+With draft groups an entry also depends on `lookahead` (L) later tokens. So positions count *entries*: the tree is one
+over (L+1)-grams, two sequences that share m tokens share m - L positions, and an edge's text holds the L tokens
+behind its end as well. What a position means is then the same on every branch behind it: a branch that parts at token
+m has its own entries from m - L on.
 
 Invariants:
     * start <= resident <= end; a child has something resident only where its parent is resident to its end.
@@ -41,7 +42,8 @@ Key = int | bytes
 """First token of an edge, or the bytes of its first lookahead + 1 tokens."""
 
 _COMPARE_CHUNK = 32768
-"""Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work early."""
+"""Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work
+early."""
 
 
 def common_prefix(a: Ints, b: Ints) -> int:
@@ -188,7 +190,7 @@ class Node:
             node = node.parent
 
     def prefix(self, position: int) -> Ints:
-        """A copy of all tokens from the root to `position`, which lies in this edge, and the lookahead tokens behind."""
+        """A copy of all tokens from the root to `position` in this edge, and the lookahead tokens behind it."""
         ahead = self.text.size - (self.end - self.start)
         parts = [self.text.view[: position - self.start + ahead]]
         parts += [node.text.view[: node.end - node.start] for node in self.path() if node is not self]

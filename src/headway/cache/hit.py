@@ -1,0 +1,49 @@
+"""Where a prompt can resume: what a lookup returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.checkpoint import Checkpoint
+from headway.cache.index import PrefixIndex
+from headway.cache.prompt import Prompt
+from headway.cache.tree import Match
+
+__all__ = ["Hit"]
+
+
+@dataclass(slots=True)
+class Hit:
+    """Where a prompt can resume. Not to be changed.
+
+    Attributes:
+        tokens: Tokens that need not be computed; 0 for none.
+        matched: Tokens that follow a known path.
+        kind: Kind of placement of the checkpoint that serves it; "path" for a model without checkpoints, "" for no hit.
+        prompt: The prompt that was looked up.
+        at: Where it leaves what is known. For the cache's own use, as the rest.
+        checkpoint: The checkpoint that serves it, or None.
+        index: The index it was found in.
+        version: The version of the index it is true for.
+    """
+
+    tokens: int
+    matched: int
+    kind: str
+    prompt: Prompt = field(repr=False)
+    at: Match = field(repr=False)
+    checkpoint: Checkpoint | None = field(repr=False)
+    index: PrefixIndex = field(repr=False)
+    version: int = field(repr=False)
+
+    def blocks(self, table: int) -> NDArray[np.int32]:
+        """Block ids of one table under the hit, int32: of the prefix, or what the checkpoint holds.
+
+        Valid until the cache changes.
+        """
+        if self.tokens == 0:
+            return np.empty(0, dtype=np.int32)
+        return self.index.hit_blocks(self.at, self.tokens, self.checkpoint, table)
