@@ -197,10 +197,7 @@ class Committer:
         """Drop the references on blocks that the first step copied from."""
         record = self._leases.record(row)
         for _, source in record.sources:
-            if len(source) == 1:
-                self._pool.release_one(source.item(0))
-            else:
-                self._pool.release(source)
+            self._pool.release(source)
         record.sources.clear()
 
     def _drop_exports(self, record: Record) -> None:
@@ -235,9 +232,7 @@ class Committer:
         for table in self._geometry.tables:
             first = 0 if table.kind is TableKind.STATE else leases.owned.item(table.index, row)
             last = leases.filled.item(table.index, row)
-            if last == first + 1:
-                self._pool.release_one(leases.blocks[table.index].item(row, first))
-            elif last > first:
+            if last > first:
                 self._pool.release(leases.blocks[table.index][row, first:last])
         node = record.at.node
         if row in node.rows:

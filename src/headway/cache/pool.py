@@ -1,7 +1,8 @@
 """The block pool: uniform byte blocks, one free list and one reference count for everything.
 
 A block is `block_bytes` of memory on every rank, with one id valid on all of them. The pool knows ids and counts,
-nothing of what the blocks hold. All operations work on arrays; each is O(ids given), a block costs O(1) amortised.
+nothing of what the blocks hold. All operations work on arrays; each is O(ids given), a block costs O(1) amortised. Single ids, which are frequent, take a
+shorter way than an array of one.
 """
 
 from __future__ import annotations
@@ -50,27 +51,37 @@ class BlockPool:
         assert count <= self._free, "take() beyond the free blocks"
         self._free -= count
         ids = self._stack[self._free : self._free + count].copy()
-        self.references[ids] = 1
+        if count == 1:
+            self.references[ids.item(0)] = 1
+        else:
+            self.references[ids] = 1
         return ids
 
     def share(self, ids: Ids) -> None:
         """Add a holder to each of `ids` (all distinct, none free)."""
-        self.references[ids] += 1
+        if len(ids) == 1:
+            self.references[ids.item(0)] += 1
+        else:
+            self.references[ids] += 1
 
     def share_one(self, block: int) -> None:
         """Add a holder to one block."""
         self.references[block] += 1
 
-    def release_one(self, block: int) -> None:
-        """Drop one holder of one block."""
+    def release_one(self, block: int) -> int:
+        """Drop one holder of one block and return 1 if it became free, else 0."""
         left = self.references.item(block) - 1
         self.references[block] = left
-        if left == 0:
-            self._stack[self._free] = block
-            self._free += 1
+        if left:
+            return 0
+        self._stack[self._free] = block
+        self._free += 1
+        return 1
 
     def release(self, ids: Ids) -> int:
         """Drop one holder of each of `ids` (all distinct) and return how many became free."""
+        if len(ids) == 1:
+            return self.release_one(ids.item(0))
         left = self.references[ids] - 1
         self.references[ids] = left
         freed = ids[left == 0]
