@@ -152,8 +152,10 @@ class Committer:
 
     def publish(self, row: int, position: int) -> None:
         """Make the path of a lease resident up to `position` (models without checkpoints)."""
-        if position > 0:
+        record = self._leases.record(row)
+        if position > record.resident:
             self._index.publish(row, position)
+            record.resident = position
             self.try_pin(row, position)
 
     def try_pin(self, row: int, position: int) -> None:

@@ -84,19 +84,22 @@ class Extender:
         rows = np.asarray(rows, dtype=np.int64).reshape(-1)
         leases.check_rows(rows, RUNNING)
         counts = np.asarray(counts, dtype=np.int64)
-        if len(rows) == 0 or counts.min() < 1 or (counts.ndim and counts.shape != rows.shape):
-            raise LeaseError("extend: give at least one lease, and each at least one token to compute")
-        if len(rows) <= FEW:
-            return self._extend_few(rows, counts.tolist(), work)
+        if len(rows) == 0 or (counts.ndim and counts.shape != rows.shape):
+            raise LeaseError("extend: give at least one lease, and one count for all or one for each")
+        few = len(rows) <= FEW
+        asked = counts.tolist() if counts.ndim and few else [int(counts.min())] * len(rows)
+        if min(asked) < 1:
+            raise LeaseError("extend: every lease must be given at least one token to compute")
+        if few:
+            return self._extend_few(rows, asked, work)
         starts = leases.computed[rows]
         granted = self._extend_many(rows, starts, starts + counts, work) - starts
         leases.phase[rows[granted > 0]] = STEPPING
         return Step(rows, starts, granted, work.pairs(), work.fresh_rows(), tuple(work.exports))
 
-    def _extend_few(self, rows: Rows, counts: list[int] | int, work: _Work) -> Step:
+    def _extend_few(self, rows: Rows, counts: list[int], work: _Work) -> Step:
         """Extend a few rows with plain numbers, which is faster for them than arrays."""
         which = rows.tolist()
-        counts = counts if isinstance(counts, list) else [counts] * len(which)
         starts = [self._leases.computed.item(row) for row in which]
         granted = []
         for row, start, count in zip(which, starts, counts, strict=True):

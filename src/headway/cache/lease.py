@@ -116,6 +116,7 @@ class Record:
         sources: Blocks that its first step copies from; one reference each until that step is committed.
         exports: States of the step under way.
         pin: Position up to which to pin, or 0.
+        resident: Position up to which it has published (models without checkpoints).
     """
 
     prompt: Prompt
@@ -128,6 +129,7 @@ class Record:
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
     exports: dict[int, StateExport] = field(default_factory=dict)
     pin: int = 0
+    resident: int = 0
 
 
 class LeaseTable:

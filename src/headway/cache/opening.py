@@ -99,11 +99,11 @@ class Opener:
         leases, checkpoint = self._leases, hit.checkpoint
         for i, table in enumerate(self._geometry.prefix_tables):
             full, blocks = hit.tokens // table.span, leases.blocks[table.index][row]
-            self._index.residency.path_ids(record.at, i, 0, blocks[:full])
-            if hit.tokens % table.span:
-                source = np.empty(1, dtype=np.int32)
-                self._index.residency.path_ids(record.at, i, full, source)
-                record.sources.append((table, source))
+            partial = hit.tokens % table.span != 0
+            self._index.residency.path_ids(record.at, i, 0, blocks[: full + partial])
+            if partial:
+                record.sources.append((table, blocks[full : full + 1].copy()))
+                blocks[full] = -1
         for section, table in zip(checkpoint.sections if checkpoint else (), self._geometry.tail_tables, strict=True):
             if table.kind is TableKind.STATE:
                 record.sources.append((table, section.ids))
