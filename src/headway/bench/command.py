@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
@@ -14,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from headway.bench import workloads
-from headway.bench.workloads import CONFIGURATIONS
+from headway.bench.workloads import CONFIGURATIONS, FOUR_GROUPS
 
 __all__ = ["bench"]
 
@@ -33,7 +34,9 @@ def bench(
     crowds = (10_000,) if quick else (1_000, 10_000, 100_000)
     figures: dict[str, float] = {}
     with Progress(console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task("measuring", total=len(CONFIGURATIONS) * (len(sizes) * 6 + 3) + len(crowds))
+        task = progress.add_task(
+            "measuring", total=len(CONFIGURATIONS) * len(sizes) * 6 + 6 * (len(CONFIGURATIONS) + 1) + len(crowds)
+        )
         for name, value in _measure(sizes, crowds):
             figures[name] = round(value, 2)
             progress.advance(task)
@@ -47,7 +50,8 @@ def bench(
     Console().print(table)
 
 
-def _measure(sizes: tuple[int, ...], crowds: tuple[int, ...]):  # type: ignore[no-untyped-def]
+def _measure(sizes: tuple[int, ...], crowds: tuple[int, ...]) -> Iterator[tuple[str, float]]:
+    """Names and figures, one after another."""
     for configuration in CONFIGURATIONS:
         for size in sizes:
             label = f"{configuration.name}/{size // 1024}K"
@@ -57,6 +61,7 @@ def _measure(sizes: tuple[int, ...], crowds: tuple[int, ...]):  # type: ignore[n
             yield f"{label}/request cold", workloads.request(configuration, size, resent=False)
             yield f"{label}/request resent", workloads.request(configuration, size, resent=True)
             yield f"{label}/request cold, 8K steps", workloads.request(configuration, size, resent=False, chunk=8192)
+    for configuration in (*CONFIGURATIONS, FOUR_GROUPS):
         for leases in (1, 64, 1024):
             median, mean = workloads.step(configuration, leases)
             yield f"{configuration.name}/step of {leases}", median

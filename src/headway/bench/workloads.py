@@ -15,9 +15,18 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import CacheConfig, FullAttention, LayerSpec, ParallelLayout, PrefixCache, Prompt, Recurrent
+from headway.cache import (
+    CacheConfig,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    PrefixCache,
+    Prompt,
+    Recurrent,
+    SlidingWindow,
+)
 
-__all__ = ["CONFIGURATIONS", "Configuration", "evict", "lookup", "lookup_turns", "request", "step"]
+__all__ = ["CONFIGURATIONS", "FOUR_GROUPS", "Configuration", "evict", "lookup", "lookup_turns", "request", "step"]
 
 Ids = NDArray[np.int32]
 _VOCABULARY = 150_000
@@ -62,6 +71,18 @@ CONFIGURATIONS = (
         [FullAttention("target", 27648), FullAttention("draft", 5760), Recurrent("kda", 56_171_520)],
         ParallelLayout(tp=8, dcp=8),
     ),
+)
+
+FOUR_GROUPS = Configuration(
+    "four groups",
+    "sharded attention, a replicated draft, a sliding window and states: four block tables, DCP 2",
+    [
+        FullAttention("attention", 8192),
+        FullAttention("draft", 2048, sharded=False),
+        SlidingWindow("window", 4096, 128),
+        Recurrent("state", 524_288),
+    ],
+    ParallelLayout(tp=2, dcp=2),
 )
 
 

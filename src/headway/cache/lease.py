@@ -28,7 +28,7 @@ __all__ = ["ANSWER_STRETCH", "Lease", "LeaseTable", "StateExport", "Step"]
 Ids = NDArray[np.int32]
 Rows = NDArray[np.int64]
 
-ANSWER_STRETCH = 64
+ANSWER_STRETCH = 256
 """Answer tokens that gather in a row before they are entered in the tree."""
 
 FEW = 4
