@@ -9,7 +9,7 @@ from headway.cache.eviction import Candidate, EvictionPolicy, Lru, Value
 from headway.cache.explain import Explanation, Loss, Reason, Waterfall
 from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
 from headway.cache.hit import Hit
-from headway.cache.lease import ANSWER_STRETCH, Lease, StateExport, Step
+from headway.cache.lease import MOST_SAMPLED, Lease, StateExport, Step
 from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
 from headway.cache.prompt import Media, Prompt
 from headway.cache.reclaim import Counters
@@ -27,7 +27,7 @@ from headway.cache.spec import (
 )
 
 __all__ = [
-    "ANSWER_STRETCH",
+    "MOST_SAMPLED",
     "BlockId",
     "CacheConfig",
     "CacheGeometry",

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.cache.geometry import CacheGeometry, TableKind
 from headway.cache.index import PrefixIndex
-from headway.cache.lease import ANSWER_STRETCH, BROKEN, FAR, FEW, RUNNING, STEPPING, LeaseTable, Record, Rows, Step
+from headway.cache.lease import BROKEN, FAR, FEW, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows, Step
 from headway.cache.placement import Place, Placement
 from headway.cache.pool import BlockPool
 from headway.errors import LeaseError
@@ -117,7 +117,7 @@ class Committer:
             if record.sources:
                 self.release_sources(row)
             leases.restored[row] = True
-        full = leases.tail_size.item(row) >= ANSWER_STRETCH
+        full = leases.tail_size.item(row) >= leases.stretch
         if not record.published:
             if full:
                 leases.tail_size[row] = 0
@@ -184,7 +184,7 @@ class Committer:
         leases.due[row] = due
         if leases.restored[row]:
             leases.calm[row] = min(leases.quiet.item(row), due - 1)
-            full = computed + ANSWER_STRETCH - leases.tail_size.item(row)
+            full = computed + leases.stretch - leases.tail_size.item(row)
             leases.eager[row] = 0 if computed < leases.prompt.item(row) else min(due, full)
 
     def fail(self, step: Step) -> None:
@@ -255,8 +255,8 @@ def _told(leases: int, sampled: ArrayLike | None, sampled_counts: ArrayLike | No
     tokens = np.asarray(sampled, dtype=np.int32)
     if tokens.ndim == 1:
         tokens = tokens[:, None]
-    if tokens.ndim != 2 or len(tokens) != leases or tokens.shape[1] > ANSWER_STRETCH:
-        raise LeaseError(f"commit: sampled must be int32 [n] or [n, m] with n = {leases}, m <= {ANSWER_STRETCH}")
+    if tokens.ndim != 2 or len(tokens) != leases or tokens.shape[1] > MOST_SAMPLED:
+        raise LeaseError(f"commit: sampled must be int32 [n] or [n, m] with n = {leases}, m <= {MOST_SAMPLED}")
     if sampled_counts is None:
         if tokens.shape[1] != 1:
             raise LeaseError("commit: give sampled_counts with more than one sampled token a lease")

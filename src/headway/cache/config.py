@@ -36,6 +36,8 @@ class CacheConfig:
         pin_seconds: Time to live of a pin.
         history_tokens: Tokens of evicted paths that are remembered to explain misses and to see where traffic parts;
             None: four times what the pool can hold.
+        answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
+            when its request ends.
         check: Check every invariant after every operation (slow; for tests).
     """
 
@@ -53,6 +55,7 @@ class CacheConfig:
     pin_share: float = 0.5
     pin_seconds: float = 3600.0
     history_tokens: int | None = None
+    answer_stretch: int = 256
     check: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +66,7 @@ class CacheConfig:
         """
         if self.block_tokens is not None and self.block_bytes is not None:
             raise ConfigError("give block_tokens or block_bytes, not both: either fixes the other")
-        for name in ("blocks", "checkpoint_alignment", "max_leases"):
+        for name in ("blocks", "checkpoint_alignment", "max_leases", "answer_stretch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
         for name in ("block_tokens", "block_bytes"):

@@ -23,13 +23,13 @@ from headway.errors import LeaseError
 if TYPE_CHECKING:
     from headway.cache.hit import Hit
 
-__all__ = ["ANSWER_STRETCH", "Lease", "LeaseTable", "StateExport", "Step"]
+__all__ = ["MOST_SAMPLED", "Lease", "LeaseTable", "StateExport", "Step"]
 
 Ids = NDArray[np.int32]
 Rows = NDArray[np.int64]
 
-ANSWER_STRETCH = 256
-"""Answer tokens that gather in a row before they are entered in the tree."""
+MOST_SAMPLED = 64
+"""Tokens that one commit can add to a sequence."""
 
 FEW = 4
 """Rows up to which plain numbers are faster than arrays."""
@@ -136,6 +136,7 @@ class LeaseTable:
     """The rows of all running leases.
 
     Attributes:
+        stretch: Answer tokens that gather in a row before they are entered in the tree.
         phase: int8 [R], FREE, RUNNING, STEPPING (a step is under way) or BROKEN (a step failed).
         known: int64 [R], tokens of the sequence told so far.
         computed: int64 [R], tokens computed.
@@ -147,7 +148,7 @@ class LeaseTable:
         eager: int64 [R], computed tokens from which on `commit` has something to publish.
         restored: bool [R], the first step has been committed.
         stamp: int64 [R], scratch: to see whether a row is given twice.
-        tail: int32 [R, 2 * ANSWER_STRETCH], answer tokens that are not in the tree yet.
+        tail: int32 [R, stretch + MOST_SAMPLED], answer tokens that are not in the tree yet.
         tail_size: int64 [R], how many.
         blocks: One int32 [R, width] array a table: the block tables.
         filled: int64 [tables, R], block indices allocated so far (end).
@@ -155,8 +156,9 @@ class LeaseTable:
         records: The rest, by row.
     """
 
-    def __init__(self, geometry: CacheGeometry, rows: int) -> None:
-        """Make room for `rows` leases; it grows."""
+    def __init__(self, geometry: CacheGeometry, rows: int, stretch: int) -> None:
+        """Make room for `rows` leases; it grows. Up to `stretch` answer tokens gather before they are entered."""
+        self.stretch = stretch
         self._tables = geometry.tables
         self.phase = np.zeros(rows, dtype=np.int8)
         self.known = np.zeros(rows, dtype=np.int64)
@@ -168,7 +170,7 @@ class LeaseTable:
         self.eager = np.zeros(rows, dtype=np.int64)
         self.stamp = np.zeros(rows, dtype=np.int64)
         self.restored = np.zeros(rows, dtype=np.bool_)
-        self.tail = np.zeros((rows, 2 * ANSWER_STRETCH), dtype=np.int32)
+        self.tail = np.zeros((rows, stretch + MOST_SAMPLED), dtype=np.int32)
         self.tail_size = np.zeros(rows, dtype=np.int64)
         self.filled = np.zeros((len(self._tables), rows), dtype=np.int64)
         self.owned = np.zeros((len(self._tables), rows), dtype=np.int64)

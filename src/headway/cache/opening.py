@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from headway.cache.committing import Committer
 from headway.cache.explain import Explanation
 from headway.cache.geometry import CacheGeometry, TableKind

@@ -1,8 +1,8 @@
 """The block pool: uniform byte blocks, one free list and one reference count for everything.
 
 A block is `block_bytes` of memory on every rank, with one id valid on all of them. The pool knows ids and counts,
-nothing of what the blocks hold. All operations work on arrays; each is O(ids given), a block costs O(1) amortised. Single ids, which are frequent, take a
-shorter way than an array of one.
+nothing of what the blocks hold. All operations work on arrays; each is O(ids given), a block costs O(1) amortised.
+Single ids, which are frequent, take a shorter way than an array of one.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class PrefixCache:
         self.config = config
         self.geometry = config.geometry()
         self._pool = BlockPool(config.blocks)
-        self._leases = LeaseTable(self.geometry, config.max_leases)
+        self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch)
         self._index = PrefixIndex(config, self.geometry, self._pool, self._leases, clock)
         parts = (self.geometry, self._pool, self._leases, self._index)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
