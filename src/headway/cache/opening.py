@@ -117,8 +117,14 @@ class Opener:
             self._pool.share(source)
         self._index.reclaim.used(record.at, hit.tokens, checkpoint)
 
-    def _available(self) -> int:
-        return self._pool.blocks - self._index.reclaim.pinned_blocks
+    def _available(self, hit: Hit) -> int:
+        """Blocks that the prompt of `hit` may fill: all but those under pins that it does not share."""
+        reclaim = self._index.reclaim
+        reclaim.expire_pins()
+        if not reclaim.pinned_blocks:
+            return self._pool.blocks
+        shared = reclaim.pinned_position(hit.at, hit.tokens) if hit.tokens else 0
+        return self._pool.blocks - reclaim.pinned_blocks + sum(shared // t.span for t in self._geometry.prefix_tables)
 
     def _blocks_needed(self, length: int) -> int:
         """Fewest blocks with which a prompt of `length` tokens can be computed to its end."""
@@ -133,18 +139,19 @@ class Opener:
     def affordable(self, hit: Hit) -> Hit:
         """`hit`, or no hit where the pool cannot hold the prompt together with what its first step copies from."""
         held = sum(table.state_blocks or (1 if hit.tokens % table.span else 0) for table in self._geometry.tables)
-        if hit.tokens and self._blocks_needed(len(hit.prompt.tokens)) + held > self._available():
+        if hit.tokens and self._blocks_needed(len(hit.prompt.tokens)) + held > self._available(hit):
             return replace(hit, tokens=0, kind="", checkpoint=None)
         return hit
 
-    def refuse_unservable(self, length: int) -> None:
+    def refuse_unservable(self, hit: Hit) -> None:
         """Refuse a prompt that the pool could never hold.
 
         Raises:
             UnservableError: Says what it needs and what there is.
         """
-        need, available = self._blocks_needed(length), self._available()
-        if need > available:
+        length = len(hit.prompt.tokens)
+        need = self._blocks_needed(length)
+        if need > self._available(hit):
             pins = f" ({self._index.reclaim.pinned_blocks} are pinned)" if self._index.reclaim.pinned_blocks else ""
             raise UnservableError(
                 f"a prompt of {length} tokens needs {need} blocks and the pool has {self._pool.blocks}{pins}: "

@@ -172,9 +172,9 @@ class PrefixCache:
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
         """
-        self._opener.refuse_unservable(len(prompt.tokens))
         if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
             hit = self.lookup(prompt)
+        self._opener.refuse_unservable(hit)
         hit = self._opener.affordable(hit)
         explanation = self._explain(hit)
         self._waterfall.add(explanation)
@@ -331,6 +331,7 @@ class PrefixCache:
 
     def stats(self) -> CacheStats:
         """Memory and events. O(blocks + leases)."""
+        self._index.reclaim.expire_pins()
         leased = inspect_cache.leased_blocks(self._leases, self.geometry, self._pool.blocks)
         pinned = inspect_cache.pinned_blocks(self._index, self._pool.blocks) & ~leased
         held = self._pool.references > 0

@@ -142,7 +142,7 @@ class Reclaimer:
         """Evict until `blocks` are free. Returns whether they are; what cannot go stays."""
         if blocks > self._pool.blocks:
             return False
-        self._expire_pins()
+        self.expire_pins()
         before = self._pool.free
         while self._pool.free < blocks:
             victim = self.queue.pop()
@@ -286,7 +286,18 @@ class Reclaimer:
         self.queue.push(item)
         return True
 
-    def _expire_pins(self) -> None:
+    def pinned_position(self, at: Match, position: int) -> int:
+        """The deepest position at or before `position` up to which the path to `at` is pinned; 0 if it is not."""
+        for node in at.node.path():
+            if not self._tail and node.pinned_to:
+                return min(node.pinned_to, position)
+            pinned = [c.position for c in node.checkpoints if c.pinned_until and c.position <= position]
+            if pinned:
+                return pinned[-1]
+        return 0
+
+    def expire_pins(self) -> None:
+        """Lift the pins whose time is over."""
         while self._pins and self._pins[0][0] <= self._clock():
             until, _, item = heapq.heappop(self._pins)
             if item.pinned_until == until:
