@@ -173,7 +173,7 @@ class PrefixIndex:
                 self._pool.release(mine)
             leases.owned[table.index, row] = max(owned, position // table.span)
             rows.append(blocks)
-        self.residency.grow(at, rows)
+        self.reclaim.grew(self.residency.grow(at, rows))
         return at
 
     def take_checkpoint(self, row: int, position: int, kind: str, state: Ids | None) -> bool:

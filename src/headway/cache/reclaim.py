@@ -119,6 +119,12 @@ class Reclaimer:
         count(self.counters.taken, checkpoint.kind)
         self.queue.push(checkpoint)
 
+    def grew(self, nodes: list[Node]) -> None:
+        """More of `nodes` is resident: they are as fresh as if they had been used."""
+        self.ticks += 1
+        for node in nodes:
+            node.used, node.age = self.ticks, self.policy.clock
+
     def used(self, at: Match, position: int, checkpoint: Checkpoint | None) -> None:
         """A lease resumes at `position` of the path to `at`: from a checkpoint, or from the path itself."""
         self.ticks += 1

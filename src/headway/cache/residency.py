@@ -64,12 +64,15 @@ class Residency:
             if low < high:
                 out[low - first : high - first] = ids[low - begin : high - begin]
 
-    def grow(self, at: Match, rows: Sequence[Ids]) -> None:
+    def grow(self, at: Match, rows: Sequence[Ids]) -> list[Node]:
         """Make the path to `at` resident with the blocks of `rows` (one block-table row a prefix table).
 
         Only what is not resident yet is taken. Blocks that the path fills to their ends change hands: the lease's
         reference becomes the edge's. The last block of an edge, where it is only partly filled, gets one more holder:
         the lease goes on writing behind it, or the next edge names it too.
+
+        Returns:
+            The edges that grew.
         """
         missing = [node for node in at.node.path() if node.resident < min(node.end, at.position)]
         for node in reversed(missing):
@@ -90,6 +93,7 @@ class Residency:
             node.trimmed = None
         if missing and self.listeners:
             self._tell(ResidentGrown(self._namespace(at.node), at.position, at.node.prefix(at.position)))
+        return missing
 
     def shrink(self, node: Node, keep: int, cause: str) -> int:
         """Keep of `node` only what lies before `keep`, at least its start. Returns the blocks that became free."""
