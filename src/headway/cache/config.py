@@ -81,6 +81,7 @@ class CacheConfig:
             raise ConfigError(f"history_tokens is {self.history_tokens}, it must not be negative")
         check_placement(self.placement)
         eviction_policy(self.eviction)
+        self.geometry()
 
     def geometry(self) -> CacheGeometry:
         """The geometry that this configuration gives."""

@@ -125,12 +125,14 @@ class PrefixIndex:
         record = self._leases.record(row)
         if len(record.rest):
             tokens = np.concatenate([record.rest, tokens])
-        start = record.at.position
+        left, start = record.at
         self.detach(row, record.at)
         at = self.tree.follow(record.at, tokens)
         record.at = self.enter(at, tokens[at.position - start :])
         record.rest = tokens[record.at.position - start :]
         self.attach(row, record.at)
+        if left is not record.at.node:
+            self.settle(left)
 
     def saw(self, at: Match, start: int, stop: int) -> None:
         """Positions [start, stop) of the path to `at` have been computed."""

@@ -317,6 +317,8 @@ class LeaseTable:
 class Lease:
     """A running request's hold on memory: a view of its row.
 
+    Its numbers end with the lease (LeaseError afterwards); its prompt, hit and explanation stay.
+
     Attributes:
         row: Its row in the block tables and in the arrays given to `extend`.
     """
@@ -347,14 +349,19 @@ class Lease:
     @property
     def tokens(self) -> int:
         """Tokens of the sequence told so far."""
-        return int(self._table.known[self.row])
+        return self._number(self._table.known)
 
     @property
     def computed(self) -> int:
         """Tokens computed and committed."""
-        return int(self._table.computed[self.row])
+        return self._number(self._table.computed)
 
     @property
     def next_stop(self) -> int:
         """Where the next prefill chunk should end: the next checkpoint, or all that is known."""
-        return int(min(self._table.due[self.row], self._table.known[self.row]))
+        return min(self._number(self._table.due), self._number(self._table.known))
+
+    def _number(self, column: NDArray[np.int64]) -> int:
+        if self._table.records[self.row] is not self._record:
+            raise LeaseError(f"the lease of row {self.row} has ended")
+        return column.item(self.row)

@@ -15,6 +15,7 @@ drives it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,14 +115,21 @@ class PrefixCache:
         self._opener = Opener(*parts, self._placement, self._committer, config.cost)
         self._clock = clock
         self._namespaces: dict[tuple[str, str, str], int] = {("", "", ""): 0}
+        self._namespace_ids = itertools.count(1)
         self._symbols = Symbols()
         self._waterfall = Waterfall()
 
     # ---- prompts
 
     def namespace(self, model: str = "", adapter: str = "", salt: str = "") -> int:
-        """Id of a namespace; prompts in different ones never share. The empty one is 0."""
-        return self._namespaces.setdefault((model, adapter, salt), len(self._namespaces))
+        """Id of a namespace; prompts in different ones never share. The empty one is 0.
+
+        Ids are remembered until `reset`, and never given out twice.
+        """
+        key = (model, adapter, salt)
+        if key not in self._namespaces:
+            self._namespaces[key] = next(self._namespace_ids)
+        return self._namespaces[key]
 
     def symbols(self, tokens: ArrayLike, media: Sequence[Media] = ()) -> Ids:
         """Tokens as the cache compares them, int32: placeholders of media carry their content's identity.
@@ -242,6 +250,9 @@ class PrefixCache:
     def finish(self, rows: ArrayLike) -> None:
         """Requests are done. Their running states become checkpoints (placement `answer_end`), their blocks are freed.
 
+        With groups of lookahead 2 or more the end of an answer cannot be kept: its entries depend on tokens that nobody
+        knows yet. The same holds for `preempt`.
+
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
@@ -273,12 +284,17 @@ class PrefixCache:
         self._after()
 
     def reset(self) -> ResetReport:
-        """Forget everything. Running leases go on with their own memory and publish nothing more."""
+        """Forget everything, interned namespaces and media included.
+
+        Running leases go on with their own memory and publish nothing more.
+        """
         free = self._pool.free
         rows = self._leases.active_rows()
         for row in rows:
             self._detach(row)
         checkpoints = self._index.clear()
+        self._symbols.forget()
+        self._namespaces = {("", "", ""): 0}
         for row in rows:
             record = self._leases.record(row)
             record.at = Match(self._index.root(record.prompt.namespace), 0)

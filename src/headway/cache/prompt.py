@@ -36,23 +36,31 @@ class Symbols:
     def __init__(self) -> None:
         """Start with no content known."""
         self._known: dict[tuple[Hashable, int], int] = {}
+        self._next = -1
 
     def apply(self, tokens: ArrayLike, media: Sequence[Media]) -> Ids:
         """A copy of `tokens` (int32 [n]) in which the placeholders of `media` are their contents' symbols.
 
         Raises:
-            LeaseError: A medium outside the tokens.
+            LeaseError: A negative token id, or a medium outside the tokens.
         """
         symbols = np.array(tokens, dtype=np.int32)
+        if len(symbols) and symbols.min() < 0:
+            raise LeaseError(f"token ids must not be negative: {int(symbols.min())}")
         for item in media:
             if item.start < 0 or item.length < 1 or item.start + item.length > len(symbols):
                 raise LeaseError(
                     f"media at [{item.start}, {item.start + item.length}) lies outside {len(symbols)} tokens"
                 )
             key = (item.content, item.length)
-            number = self._known.setdefault(key, len(self._known))
-            symbols[item.start : item.start + item.length] = -1 - number
+            if key not in self._known:
+                self._known[key], self._next = self._next, self._next - 1
+            symbols[item.start : item.start + item.length] = self._known[key]
         return symbols
+
+    def forget(self) -> None:
+        """Forget all contents. Their symbols are never given out again, so what was made with them stays right."""
+        self._known.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +68,8 @@ class Prompt:
     """A prompt and what is wanted of it.
 
     Attributes:
-        tokens: int32 [n], n >= 1: token ids, or what `PrefixCache.symbols` made of them. Not copied: do not change it.
+        tokens: int32 [n], n >= 1: token ids (not negative), or what `PrefixCache.symbols` made of them. Not copied: do
+            not change it.
         namespace: From `PrefixCache.namespace`.
         boundaries: Positions where a message ends, as hints for checkpoints.
         breakpoints: Positions that must get a checkpoint.
