@@ -102,10 +102,13 @@ class PrefixIndex:
 
     def enter(self, at: Match, tokens: Ids) -> Match:
         """Make `tokens` known from `at` on, where nothing known continues with them."""
+        inside = at.position < at.node.end
         place = self.tree.enter(at, tokens)
         if place.position > at.position:
             self.version += 1
             self.reclaim.entered(place.position - at.position, place.node)
+            if inside:  # the edge was split, and its lower half may have been held only by leases that end above
+                self.reclaim.retreat(at.node)
         return place
 
     def attach(self, row: int, at: Match) -> None:
