@@ -1,0 +1,151 @@
+"""One byte tensor a rank, and typed views into it.
+
+Every layer kind reads and writes the same bytes: a block of attention entries today holds a piece of a recurrent state
+tomorrow. So nothing may be assumed about a byte that was not written under the block's present use; it may well read as
+NaN. What gathers history replaces all that lies outside a row's own entries before anything computes on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from headway.cache import CacheGeometry, GroupGeometry, TableKind
+from headway.errors import ConfigError
+from headway.runtime.layout import STATE_ALIGNMENT, Entries, Field, ModelLayout
+
+__all__ = ["Arena", "row_bytes"]
+
+_ROW_ALIGNMENT = 64
+
+
+def row_bytes(geometry: CacheGeometry) -> int:
+    """Bytes that one block takes in the arena: its own, up to a multiple of 64."""
+    return -(-geometry.block_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+
+class Arena:
+    """The memory of one rank.
+
+    Args:
+        layout: What the model stores.
+        geometry: Where it is stored; its groups are those of `layout`.
+        blocks: Number of blocks.
+        device: Device of the memory.
+
+    Attributes:
+        data: uint8 [blocks, block_bytes]. Rows start at multiples of 64 bytes.
+
+    Raises:
+        ConfigError: Groups of another model, or tokens split over several ranks (which this arena does not do).
+    """
+
+    def __init__(
+        self, layout: ModelLayout, geometry: CacheGeometry, blocks: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.layout = layout
+        self.geometry = geometry
+        self.blocks = blocks
+        self.device = torch.device(device)
+        self._groups: dict[str, GroupGeometry] = {group.spec.name: group for group in geometry.groups}
+        self._check()
+        whole = torch.empty((blocks, row_bytes(geometry)), dtype=torch.uint8, device=self.device)
+        self.data = whole[:, : geometry.block_bytes]
+        self._whole = whole
+        self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: whole}
+        self._entries: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def _check(self) -> None:
+        for spec in self.layout.groups:
+            placed = self._groups.get(spec.name)
+            if placed is None or placed.spec != spec:
+                raise ConfigError(
+                    f"the cache is configured without the model's group {spec!r}: use the groups of the model's layout"
+                )
+            if placed.shards > 1:
+                raise ConfigError(
+                    f"group {spec.name!r} is split over {placed.shards} context-parallel ranks, this runner "
+                    f"computes on one rank: set dcp and pcp to 1"
+                )
+
+    def entries(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Views of a layer's token fields (keys, values), each typed [blocks, block_tokens, *shape].
+
+        They alias the arena: writing to them is how entries are stored.
+        """
+        if layer not in self._entries:
+            entries = self.layout.layers[layer].tokens
+            assert entries is not None, f"layer {layer} keeps no token entries"
+            self._entries[layer] = tuple(self._token_view(entries, field) for field in entries.fields)
+        return self._entries[layer]
+
+    def _token_view(self, entries: Entries, field: Field) -> torch.Tensor:
+        group = self._groups[entries.group]
+        size = field.dtype.itemsize
+        start = group.offset + field.offset * group.block_tokens
+        assert start % size == 0, f"{entries.group}/{field.name} at byte {start} is not aligned to {size}"
+        typed = self._as(field.dtype)
+        inner = [1]
+        for width in reversed(field.shape[1:]):
+            inner.insert(0, inner[0] * width)
+        per_token = field.bytes // size
+        return typed.as_strided(
+            (self.blocks, group.block_tokens, *field.shape),
+            (typed.stride(0), per_token, *inner[-len(field.shape) :]),
+            start // size,
+        )
+
+    def _as(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the whole memory as [blocks, stride / itemsize] of `dtype`."""
+        if dtype not in self._typed:
+            self._typed[dtype] = self._whole.view(dtype)
+        return self._typed[dtype]
+
+    def gather_states(self, ids: torch.Tensor) -> torch.Tensor:
+        """Read states from their blocks.
+
+        Args:
+            ids: int64 [rows, state_blocks].
+
+        Returns:
+            uint8 [rows, bytes], a copy: the blocks of each state end to end, rows padded to a multiple of 16 bytes.
+        """
+        rows, count = ids.shape
+        size = count * self.geometry.block_bytes
+        states = self.new_states(rows, count)
+        states[:, :size].view(rows, count, -1).copy_(self.data[ids])
+        return states
+
+    def new_states(self, rows: int, count: int) -> torch.Tensor:
+        """Zeroed uint8 [rows, bytes] for states of `count` blocks, as `gather_states` returns them."""
+        size = -(-count * self.geometry.block_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT
+        return torch.zeros((rows, size), dtype=torch.uint8, device=self.device)
+
+    def scatter_states(self, ids: torch.Tensor, states: torch.Tensor) -> None:
+        """Write states, uint8 [rows, bytes] as from `gather_states`, to their blocks, int64 [rows, state_blocks]."""
+        rows, count = ids.shape
+        size = count * self.geometry.block_bytes
+        self.data[ids] = states[:, :size].view(rows, count, self.geometry.block_bytes)
+
+    def state_fields(self, states: torch.Tensor, layer: int) -> Mapping[str, torch.Tensor]:
+        """Views of a layer's state fields inside gathered states, by name, each typed [rows, *shape]."""
+        entries = self.layout.layers[layer].state
+        assert entries is not None, f"layer {layer} keeps no state"
+        offset = self._groups[entries.group].offset
+        rows = states.shape[0]
+        views: dict[str, torch.Tensor] = {}
+        for field in entries.fields:
+            start = offset + field.offset
+            views[field.name] = states[:, start : start + field.bytes].view(field.dtype).view(rows, *field.shape)
+        return views
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks that one state takes; 0 for a model without states."""
+        return sum(table.state_blocks for table in self.geometry.tables if table.kind is TableKind.STATE)
+
+    def copy_blocks(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy whole blocks, int64 [k] to int64 [k]; every source is read before any destination is written."""
+        if len(source):
+            self.data.index_copy_(0, destination, self.data.index_select(0, source))

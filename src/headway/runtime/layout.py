@@ -1,0 +1,213 @@
+"""What a model stores, tensor by tensor, and the cache groups that follow from it.
+
+A *field* is one tensor that a layer keeps: a token's keys or values, or one of its states. Fields of the layers of one
+kind lie one after another in the bytes of their group; this module says where, and nothing here touches a tensor.
+
+In a block, a token group's region holds one sub-region a field, `[block_tokens, *shape]`, and not one record a token:
+so a layer's history is read as whole runs of a block, and a field of any dtype is aligned as long as the block is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from headway.cache import ChunkedLocal, ComputeCost, FullAttention, LayerSpec, Recurrent, SlidingWindow
+from headway.errors import ConfigError
+
+__all__ = ["Entries", "Field", "LayerLayout", "LayoutBuilder", "ModelLayout"]
+
+STATE_ALIGNMENT = 16
+"""Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor that a layer keeps.
+
+    Attributes:
+        name: `keys`, `values`, `conv:0`, `recurrent:0`, ...
+        shape: Its shape for one token ([heads, width]) or one state (without the batch dimension).
+        dtype: Its type.
+        offset: First byte: within one token's entry of the group, or within the group's state.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one token or one state."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What a layer keeps in one cache group.
+
+    Attributes:
+        group: Name of the group.
+        fields: Its tensors.
+    """
+
+    group: str
+    fields: tuple[Field, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one token or one state, without padding."""
+        return sum(field.bytes for field in self.fields)
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """What one layer keeps.
+
+    Attributes:
+        index: The layer's number, as the model passes it to its cache.
+        kind: The name of the transformers class that keeps it (`DynamicLayer`, `LinearAttentionLayer`, ...).
+        tokens: Entries of each token, or None.
+        state: Recurrent and convolution states, or None. A hybrid layer has both.
+        shares: The layer whose keys and values this one attends to, for a layer that keeps none of its own; else None.
+    """
+
+    index: int
+    kind: str
+    tokens: Entries | None = None
+    state: Entries | None = None
+    shares: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Everything the runtime knows about a model without knowing its name.
+
+    Attributes:
+        model: How the model calls itself (its class).
+        layers: One record a layer.
+        groups: The cache groups, token-indexed ones first.
+        dtype: Type of the weights.
+        vocab_size: Width of the logits.
+        max_tokens: Longest sequence that the model's config admits, or None.
+        parameters: Number of parameters.
+        active_parameters: Parameters that one token uses, embeddings left out.
+        cost: Compute of a prompt, in floating-point operations.
+        uniform_starts: True for a model that asks its cache for one length for all rows of a batch: rows run together
+            only if they start at the same position.
+        tp: Tensor-parallel size that the groups' bytes are for.
+    """
+
+    model: str
+    layers: tuple[LayerLayout, ...]
+    groups: tuple[LayerSpec, ...]
+    dtype: torch.dtype
+    vocab_size: int
+    max_tokens: int | None
+    parameters: int
+    active_parameters: int
+    cost: ComputeCost
+    uniform_starts: bool = False
+    tp: int = 1
+
+    @property
+    def has_state(self) -> bool:
+        """Whether any layer keeps a recurrent or convolution state."""
+        return any(layer.state is not None for layer in self.layers)
+
+    def group(self, name: str) -> LayerSpec:
+        """Return the group called `name` (KeyError if there is none)."""
+        return {group.name: group for group in self.groups}[name]
+
+    def source(self, index: int) -> LayerLayout:
+        """Return the layer whose keys and values layer `index` attends to: itself, or the one it shares with."""
+        layer = self.layers[index]
+        return layer if layer.shares is None else self.layers[layer.shares]
+
+
+class LayoutBuilder:
+    """Gathers the fields of a model's layers into groups, in layer order.
+
+    Args:
+        tp: Tensor-parallel size. Key/value heads are divided by it, and kept whole where there are fewer heads than
+            ranks; channels and heads of states are divided by it; a single latent head is kept whole.
+    """
+
+    def __init__(self, tp: int = 1) -> None:
+        self.tp = tp
+        self._sizes: dict[str, int] = {}
+        self._needs: dict[str, tuple[str, int]] = {}
+
+    def tokens(self, need: str, size: int, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Entries:
+        """Add a layer's token entries.
+
+        Args:
+            need: `full`, `window` or `chunk`.
+            size: The window or the chunk in tokens; 0 for `full`.
+            fields: Name, shape [heads, width] of one token, and dtype.
+
+        Returns:
+            The layer's entries in the group of its need.
+
+        Raises:
+            ConfigError: Heads that tensor parallelism can neither split nor repeat evenly.
+        """
+        group = need if need == "full" else f"{need}-{size}"
+        self._needs[group] = (need, size)
+        shapes = [(name, (self._heads(shape[0]), *shape[1:]), dtype) for name, shape, dtype in fields]
+        return self._add(group, shapes, alignment=1)
+
+    def state(self, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Entries:
+        """Add a layer's states: name, shape without the batch dimension, and dtype of each.
+
+        Raises:
+            ConfigError: The first dimension (channels or heads) is not divisible by the tensor-parallel size.
+        """
+        self._needs["state"] = ("state", 0)
+        for name, shape, _ in fields:
+            if shape[0] % self.tp:
+                raise ConfigError(
+                    f"tp={self.tp} does not divide the {shape[0]} channels or heads of a layer's {name} state: "
+                    f"choose a tp that divides {shape[0]}"
+                )
+        shapes = [(name, (shape[0] // self.tp, *shape[1:]), dtype) for name, shape, dtype in fields]
+        return self._add("state", shapes, alignment=STATE_ALIGNMENT)
+
+    def groups(self) -> tuple[LayerSpec, ...]:
+        """Return the specs of all groups added so far, token-indexed ones first."""
+        order = sorted(
+            self._needs,
+            key=lambda name: (("full", "window", "chunk", "state").index(self._needs[name][0]), name),
+        )
+        return tuple(self._spec(name) for name in order)
+
+    def _heads(self, heads: int) -> int:
+        """Heads that one rank keeps: a share of them, or one where ranks outnumber heads (a latent is one head)."""
+        if heads % self.tp and self.tp % heads:
+            raise ConfigError(
+                f"tp={self.tp} neither divides {heads} key/value heads nor is a multiple of them: choose a tp that does"
+            )
+        return max(1, heads // self.tp)
+
+    def _add(self, group: str, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]], alignment: int) -> Entries:
+        made: list[Field] = []
+        for name, shape, dtype in fields:
+            offset = -(-self._sizes.get(group, 0) // alignment) * alignment
+            made.append(Field(name, shape, dtype, offset))
+            self._sizes[group] = offset + made[-1].bytes
+        return Entries(group, tuple(made))
+
+    def _spec(self, name: str) -> LayerSpec:
+        need, size = self._needs[name]
+        total = self._sizes[name]
+        if need == "full":
+            return FullAttention(name, total)
+        if need == "window":
+            return SlidingWindow(name, total, window=size)
+        if need == "chunk":
+            return ChunkedLocal(name, total, chunk=size)
+        return Recurrent(name, -(-total // STATE_ALIGNMENT) * STATE_ALIGNMENT)

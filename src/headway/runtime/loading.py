@@ -1,0 +1,197 @@
+"""Loads a model and its tokenizer: a directory, a hub id, or the small model that comes with Headway.
+
+Every failure to load is a `ModelError` of one sentence; the cause stays attached for those who debug.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from headway.errors import ConfigError, ModelError
+from headway.runtime.inspection import inspect_model
+from headway.runtime.layout import ModelLayout
+
+__all__ = [
+    "BUILTIN",
+    "DTYPES",
+    "LoadedModel",
+    "layout_without_weights",
+    "load_model",
+    "resolve_device",
+    "resolve_source",
+]
+
+BUILTIN = "builtin"
+"""Name of the model that comes with Headway."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Types of weights and cache entries by the name that options use; `auto` is fp32 on the CPU, else bf16."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Attributes:
+        name: What to call it: `headway-builtin`, the directory's name, or the hub id.
+        model: The transformers model, on its device, in evaluation mode.
+        tokenizer: Its tokenizer.
+        layout: What it stores.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    layout: ModelLayout
+
+
+def load_model(source: str | None = None, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
+    """Load a model with its tokenizer and read its layout.
+
+    Args:
+        source: A directory in Hugging Face form, a hub id, or None or `builtin` for the model that comes with Headway.
+        device: `cpu`, `cuda`, `cuda:1`, ...
+        dtype: `auto`, `fp32` or `bf16`.
+
+    Raises:
+        ModelError: There is no such model, it cannot be loaded, or it cannot be served.
+        ConfigError: An unknown device or dtype.
+    """
+    target = resolve_device(device)
+    weights = _resolve_dtype(dtype, target)
+    name, path = resolve_source(source)
+    config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
+    _require_decoder(name, config)
+    model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
+    tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
+    try:
+        model = model.to(target).eval()
+    except torch.OutOfMemoryError as error:
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        raise ModelError(
+            f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
+        ) from error
+    return LoadedModel(name, model, tokenizer, inspect_model(model))
+
+
+def layout_without_weights(
+    source: str | None, dtype: str = "auto", tp: int = 1, device: str = "cpu"
+) -> tuple[str, ModelLayout]:
+    """Read a model's layout off its config alone: its dry run has shapes but no numbers and takes no memory.
+
+    Args:
+        source: As for `load_model`.
+        dtype: As for `load_model`; `auto` as it would be on `device`.
+        tp: Tensor-parallel size that the sizes are for.
+        device: The device that the model would run on; it is not used.
+
+    Returns:
+        The model's name and its layout.
+
+    Raises:
+        ModelError: There is no such model, or it cannot be served.
+        ConfigError: An unknown dtype, or a `tp` that does not fit the model.
+    """
+    name, path = resolve_source(source)
+    weights = _resolve_dtype(dtype, torch.device(device))
+    config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
+    _require_decoder(name, config)
+    config._experts_implementation = "batched_mm"  # the default one looks at numbers, of which there are none
+    build: Any = AutoModelForCausalLM.from_config
+    with torch.device("meta"), _quiet():
+        model = _load(name, "config", lambda: build(config, dtype=weights))
+        return name, inspect_model(model, tp)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from warning that kernels are slow, where nothing is computed."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def resolve_source(source: str | None) -> tuple[str, str]:
+    """Find out what a user means by a model.
+
+    Returns:
+        The model's name, and the directory or hub id to load.
+
+    Raises:
+        ModelError: A path that is not a model, or the built-in model is not part of this installation.
+    """
+    if source is None or source == BUILTIN:
+        path = Path(str(files("headway"))) / "models" / BUILTIN
+        if not (path / "config.json").is_file():
+            raise ModelError("this installation has no built-in model: name one, as a directory or a hub id")
+        return f"headway-{BUILTIN}", str(path)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{source!r} is a directory without a config.json: give one in Hugging Face form")
+        return path.resolve().name, str(path)
+    if path.exists():
+        raise ModelError(f"{source!r} is a file: give the directory that holds the model's config.json")
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or os.sep * 2 in source
+    if looks_local:
+        raise ModelError(f"there is no directory {source!r}")
+    return source, source
+
+
+def resolve_device(device: str) -> torch.device:
+    """Read a device string.
+
+    Raises:
+        ConfigError: No such device here.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"{device!r} is not a device: write cpu, cuda or cuda:1") from error
+    if found.type == "cuda" and (not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(
+            f"device {device!r} is not available here ({torch.cuda.device_count()} CUDA devices): use cpu"
+        )
+    return found
+
+
+def _resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype not in DTYPES:
+        raise ConfigError(f"{dtype!r} is not a dtype: use auto, {' or '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _require_decoder(name: str, config: Any) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"model {name!r} is an encoder-decoder: only decoders (causal language models) are served")
+
+
+def _load(name: str, part: str, action: Any) -> Any:
+    """Run one step of loading, turning whatever it raises into a ModelError."""
+    try:
+        return action()
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"cannot load the {part} of model {name!r}: {reason}") from error

@@ -1,0 +1,110 @@
+"""Runs a transformers model over the arena: copies, forwards, exports, in that order.
+
+`ModelRunner.run` is all that an engine calls in a step. A step writes only to blocks that its own rows hold, so a
+forward that raises leaves every other row's memory as it was, and the engine may fail the step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from headway.cache import CacheGeometry
+from headway.runtime.arena import Arena
+from headway.runtime.attention import AttentionSwitch
+from headway.runtime.batch import RunBatch, RunResult
+from headway.runtime.layout import ModelLayout
+from headway.runtime.plan import ForwardPlan, PlanRules, forwards
+from headway.runtime.views import PagedCache
+
+__all__ = ["ModelRunner", "cache_argument"]
+
+
+class ModelRunner:
+    """A model on one device with its arena.
+
+    Not thread-safe: one thread runs it, and while it does nobody else calls the model.
+
+    Args:
+        model: The transformers model, on its device.
+        layout: `headway.runtime.inspection.inspect_model(model)`.
+        geometry: Geometry of the prefix cache (`PrefixCache.geometry`), made from `layout.groups`.
+        blocks: Blocks of the pool.
+        single_steps: Compute a continuation of several tokens one token at a time, for a model whose self-check says
+            that it must (`SelfCheck.single_steps`).
+
+    Attributes:
+        arena: The memory.
+        device: The model's device.
+
+    Raises:
+        ConfigError: A geometry that is not of this model's groups, or split over context-parallel ranks.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: ModelLayout,
+        geometry: CacheGeometry,
+        blocks: int,
+        single_steps: bool = False,
+    ) -> None:
+        self.model = model
+        model.train(False)
+        self.layout = layout
+        self.device = torch.device(model.device)
+        self.arena = Arena(layout, geometry, blocks, self.device)
+        self._rules = PlanRules(layout.uniform_starts, single_steps)
+        self._switch = AttentionSwitch(model)
+        self._cache_argument = cache_argument(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @torch.no_grad()
+    def run(self, batch: RunBatch) -> RunResult:
+        """Do the batch's copies, compute every row, then do its exports.
+
+        Returns:
+            The logits that follow each row's last token, and all of a row's where the batch asks for them.
+        """
+        self._copy(batch.copies[:, 0], batch.copies[:, 1])
+        last = torch.empty((batch.rows, self.layout.vocab_size), dtype=torch.float32, device=self.device)
+        every: list[list[torch.Tensor]] = [[] for _ in range(batch.rows)]
+        wanted = np.zeros(batch.rows, dtype=np.bool_) if batch.all_logits is None else batch.all_logits
+        for plan in forwards(batch, self.arena.geometry, self._rules, self.device):
+            asked = wanted[plan.rows]
+            logits = self._forward(plan, whole=bool(asked.any()))
+            last[torch.from_numpy(plan.rows).to(self.device)] = logits[:, -1]
+            for i in np.flatnonzero(asked):
+                every[plan.rows[i]].append(logits[i])
+        for export in batch.exports:
+            self._copy(export.source, export.destination)
+        return RunResult(last, tuple(torch.cat(parts) if parts else None for parts in every))
+
+    def _copy(self, source: np.typing.NDArray[Any], destination: np.typing.NDArray[Any]) -> None:
+        ids = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(self.device) for a in (source, destination)]
+        self.arena.copy_blocks(*ids)
+
+    def _forward(self, plan: ForwardPlan, whole: bool) -> torch.Tensor:
+        """Run one forward: float32 [rows, tokens or 1, vocab]."""
+        cache = PagedCache(self.arena, plan)
+        options: dict[str, Any] = {self._cache_argument: cache}
+        if self._keeps_logits and not whole:
+            options["logits_to_keep"] = 1
+        with self._switch.attending(cache):
+            output: Mapping[str, Any] = self.model(
+                input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
+            )
+        cache.store()
+        logits: torch.Tensor = output["logits"]
+        return logits.float()
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Name under which the model takes its cache: `cache`, or `past_key_values` in older versions of transformers."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"

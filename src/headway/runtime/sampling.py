@@ -1,0 +1,247 @@
+"""From logits to tokens: greedy and sampled decoding, penalties and log-probabilities, a batch at a time.
+
+The random number of a token depends on its request's seed and on how many tokens it has answered, on nothing else. So
+the same request gives the same tokens whatever runs beside it, and a preempted one goes on as if it had never stopped.
+Rejected: one generator a request, whose state would have to survive preemption and a restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.errors import RequestError
+
+__all__ = ["SampleRow", "Sampled", "SamplingParams", "TokenLogprob", "sample", "token_logprobs"]
+
+Int32s = NDArray[np.int32]
+
+MAX_TOP_LOGPROBS = 20
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "temperature": (0.0, 100.0, "between 0 (greedy) and 100"),
+    "top_p": (0.0, 1.0, "above 0 and at most 1"),
+    "min_p": (0.0, 1.0, "between 0 and 1"),
+    "repetition_penalty": (0.01, 100.0, "between 0.01 and 100 (1: none)"),
+    "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
+    "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
+}
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one answer are chosen.
+
+    Attributes:
+        temperature: 0 for greedy decoding; else logits are divided by it.
+        top_p: Keep the most likely tokens whose probabilities reach this sum.
+        top_k: Keep this many of the most likely tokens; 0 for all.
+        min_p: Keep tokens at least this likely relative to the most likely one.
+        seed: Seed of the random numbers; None lets the engine choose one.
+        repetition_penalty: Logits of tokens in the prompt or the answer are divided (positive ones) or multiplied
+            (negative ones) by it.
+        presence_penalty: Taken off the logits of tokens in the answer.
+        frequency_penalty: Taken off for each time that a token is in the answer.
+        logit_bias: Added to the logits of single tokens.
+        logprobs: Report log-probabilities: the chosen token's and those of this many of the most likely ones.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their ranges.
+
+        Raises:
+            RequestError: With the name of the parameter.
+        """
+        for name, (low, high, text) in _RANGES.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high) or (name == "top_p" and value == 0):
+                raise RequestError(f"{name} is {value}, it must be {text}", param=name)
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}, it must be 0 (no limit) or more", param="top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise RequestError(f"seed is {self.seed}, it must fit in 64 bits", param="seed")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise RequestError(
+                f"{self.logprobs} log-probabilities a token asked for, it must be between 0 and {MAX_TOP_LOGPROBS}",
+                param="top_logprobs",
+            )
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not -100 <= bias <= 100:
+                raise RequestError(
+                    f"logit_bias of token {token} is {bias}: it must be between -100 and 100",
+                    param="logit_bias",
+                )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether penalties or biases change the logits."""
+        penalties = (self.repetition_penalty != 1, self.presence_penalty != 0, self.frequency_penalty != 0)
+        return any(penalties) or bool(self.logit_bias)
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One sequence that needs a token.
+
+    Attributes:
+        params: How to choose it.
+        seed: Seed of the request: `params.seed`, or what the engine chose.
+        prompt: int32, the prompt's tokens.
+        output: int32, the answer's tokens so far.
+    """
+
+    params: SamplingParams
+    seed: int
+    prompt: Int32s
+    output: Int32s
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of a token under the model's own distribution (before temperature, penalties and cuts).
+
+    Attributes:
+        token: The token.
+        logprob: Its natural log-probability.
+        top: The most likely tokens and theirs, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The chosen tokens.
+
+    Attributes:
+        tokens: int32 [n].
+        logprobs: One record a row that asked for it, else None.
+    """
+
+    tokens: Int32s
+    logprobs: tuple[TokenLogprob | None, ...]
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+    """Choose the next token of every row.
+
+    Args:
+        logits: float32 [n, vocab]. Not changed.
+        rows: One record a row.
+    """
+    shaped = _shape(logits, rows)
+    tokens = shaped.argmax(dim=-1)
+    drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
+    if drawn:
+        index = torch.tensor(drawn, device=logits.device)
+        tokens[index] = _draw(shaped[index], [rows[i] for i in drawn])
+    chosen = tokens.to("cpu", torch.int32).numpy()
+    return Sampled(chosen, _logprobs(logits, chosen, rows))
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Log-probabilities of given tokens, such as a prompt's.
+
+    Args:
+        logits: float32 [n, vocab]; row i is what the model expects in the place of token i.
+        tokens: n token ids.
+        top: How many of the most likely tokens to report with each.
+    """
+    if not len(tokens):
+        return []
+    all_logprobs = logits.log_softmax(dim=-1)
+    chosen = torch.tensor([int(token) for token in tokens], device=logits.device)[:, None]
+    own = all_logprobs.gather(1, chosen)[:, 0].tolist()
+    values, ids = all_logprobs.topk(top, dim=-1)
+    pairs = [tuple(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(int(t), p, best) for t, p, best in zip(tokens, own, pairs, strict=True)]
+
+
+def _shape(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Apply penalties and biases, on a copy if there are any."""
+    changed = [i for i, row in enumerate(rows) if row.params.shapes_logits]
+    if not changed:
+        return logits
+    shaped = logits.clone()
+    for i in changed:
+        _penalise(shaped[i], rows[i])
+    return shaped
+
+
+def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
+    """Change one row's logits, float32 [vocab], in place."""
+    params, device = row.params, logits.device
+    if params.repetition_penalty != 1:
+        seen = torch.from_numpy(np.unique(np.concatenate([row.prompt, row.output])).astype(np.int64)).to(device)
+        values = logits[seen[(seen >= 0) & (seen < len(logits))]]
+        scaled = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        logits[seen[(seen >= 0) & (seen < len(logits))]] = scaled
+    if len(row.output) and (params.presence_penalty or params.frequency_penalty):
+        ids, counts = np.unique(row.output, return_counts=True)
+        taken = params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
+        logits[torch.from_numpy(ids.astype(np.int64)).to(device)] -= torch.from_numpy(taken).to(device, logits.dtype)
+    for token, bias in params.logit_bias.items():
+        if token < len(logits):
+            logits[token] += bias
+
+
+def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Sample one token a row, int64 [n]: one uniform number a row, looked up in the cut distribution's running sum."""
+    device = logits.device
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+    params = [row.params for row in rows]
+    ordered, ids = (logits / column([p.temperature for p in params])).sort(dim=-1, descending=True, stable=True)
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    rank = torch.arange(logits.shape[-1], device=device)
+    limit = column([float(p.top_k or logits.shape[-1]) for p in params])
+    cut = (before >= column([p.top_p for p in params])) | (rank >= limit)
+    cut |= probabilities < column([p.min_p for p in params]) * probabilities[:, :1]
+    cut[:, 0] = False
+    running = probabilities.masked_fill(cut, 0).cumsum(dim=-1)
+    uniform = column([_uniform(row.seed, len(row.output)) for row in rows])
+    place = (running <= uniform * running[:, -1:]).sum(dim=-1, keepdim=True)
+    place = torch.minimum(place, (~cut).sum(dim=-1, keepdim=True) - 1)
+    return ids.gather(1, place)[:, 0]
+
+
+def _uniform(seed: int, step: int) -> float:
+    """A number in [0, 1) that is a function of the seed and the step."""
+    stream = np.random.Philox(key=seed % 2**64, counter=step)
+    return float(np.random.Generator(stream).random())
+
+
+def _logprobs(logits: torch.Tensor, tokens: Int32s, rows: Sequence[SampleRow]) -> tuple[TokenLogprob | None, ...]:
+    asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    found: list[TokenLogprob | None] = [None] * len(rows)
+    if asked:
+        most = max(rows[i].params.logprobs or 0 for i in asked)
+        records = token_logprobs(logits[asked], [int(tokens[i]) for i in asked], min(most, logits.shape[-1]))
+        for i, record in zip(asked, records, strict=True):
+            found[i] = TokenLogprob(record.token, record.logprob, record.top[: rows[i].params.logprobs])
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""Models from directories, and one clear line for what is not a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.runtime.tiny_models import tiny_model
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from headway.cache import CacheGeometry
+from headway.cli import app
+from headway.errors import ConfigError, ModelError
+from headway.runtime.inspection import inspect_model
+from headway.runtime.loading import layout_without_weights, load_model, resolve_device, resolve_source
+from headway.runtime.memory import blocks_that_fit, capacity, default_memory, format_bytes, parse_bytes
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny KimiLinear model with a tokenizer of 256 words."""
+    path = tmp_path_factory.mktemp("models") / "tiny-kimi"
+    tiny_model("KimiLinear").save_pretrained(path)
+    words = models.WordLevel({f"w{i}": i for i in range(256)}, unk_token="w0")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(path)
+    return path
+
+
+def test_a_directory(saved: Path) -> None:
+    loaded = load_model(str(saved))
+    assert loaded.name == "tiny-kimi"
+    assert loaded.layout == inspect_model(tiny_model("KimiLinear"))
+    assert loaded.layout.dtype == torch.float32
+    assert len(loaded.tokenizer) == 256
+
+
+def test_bf16(saved: Path) -> None:
+    loaded = load_model(str(saved), dtype="bf16")
+    assert loaded.layout.dtype == torch.bfloat16
+    assert loaded.layout.group("full").bytes_per_token == 80
+
+
+def test_the_layout_without_weights_is_that_of_the_loaded_model(saved: Path) -> None:
+    name, layout = layout_without_weights(str(saved))
+    assert (name, layout) == ("tiny-kimi", load_model(str(saved)).layout)
+    assert layout_without_weights(str(saved), dtype="bf16")[1].group("full").bytes_per_token == 80
+
+
+def test_what_is_not_a_model(tmp_path: Path, saved: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "no-such-model"}')
+    no_weights = tmp_path / "no-weights"
+    no_weights.mkdir()
+    (no_weights / "config.json").write_text((saved / "config.json").read_text())
+    for source, words in {
+        str(tmp_path / "nothing"): "there is no directory",
+        str(tmp_path): "without a config.json",
+        str(tmp_path / "file"): "is a file",
+        str(broken): "cannot load the config",
+        str(no_weights): "cannot load the weights",
+        "surely/not-on-the-hub": "cannot load the config",
+    }.items():
+        with pytest.raises(ModelError, match=words) as caught:
+            load_model(source)
+        assert "\n" not in str(caught.value)
+
+
+def test_names_of_models() -> None:
+    assert resolve_source("org/name") == ("org/name", "org/name")
+    with pytest.raises(ModelError, match="there is no directory"):
+        resolve_source("./name")
+
+
+def test_devices_and_dtypes(saved: Path) -> None:
+    assert resolve_device("cpu").type == "cpu"
+    with pytest.raises(ConfigError, match="not a device"):
+        resolve_device("gpu0")
+    with pytest.raises(ConfigError, match="not a dtype"):
+        load_model(str(saved), dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1000", 1000),
+        ("4GiB", 4 * 1024**3),
+        ("512 MB", 512_000_000),
+        ("1.5g", 1_500_000_000),
+        ("2kib", 2048),
+        ("7b", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1GB", "0", "4 GiBs", "4PB"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_sizes_for_people() -> None:
+    assert [format_bytes(x) for x in (512, 2048, 3 * 1024**2, 5 * 1024**3)] == [
+        "512 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5.0 GiB",
+    ]
+
+
+def test_blocks_in_memory() -> None:
+    geometry = CacheGeometry(inspect_model(tiny_model("KimiLinear")).groups, block_tokens=16)
+    assert blocks_that_fit(2560 * 100 + 5, geometry) == 100
+    held = capacity(100, geometry)
+    assert (held.tokens, held.checkpoint_blocks, held.checkpoints, held.bytes) == (1600, 9, 11, 256_000)
+    with pytest.raises(ConfigError, match="a single request needs 10"):
+        blocks_that_fit(2560 * 9, geometry)
+    full = CacheGeometry(inspect_model(tiny_model("Qwen3")).groups, block_tokens=16)
+    assert capacity(10, full).checkpoints is None
+    assert default_memory("cpu") > 0
+
+
+def test_inspect_prints_json(saved: Path) -> None:
+    result = CliRunner().invoke(app, ["inspect", str(saved), "--json", "--memory", "1MiB"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["model"] == "tiny-kimi"
+    assert [group["name"] for group in found["groups"]] == ["full", "state"]
+    assert found["groups"][0] == {
+        "name": "full",
+        "kind": "prefix",
+        "table": 0,
+        "lookahead": 0,
+        "bytes_per_token": 160,
+        "block_tokens": 16,
+        "shards": 1,
+        "span": 16,
+    }
+    assert found["groups"][1]["state_blocks"] == 9
+    assert found["capacity"]["blocks"] == 1024**2 // 2560
+    assert found["shortest_reusable_prefix"] == 1
+    assert found["shortest_prompt_with_a_hit"] == 2
+    assert len(found["layers"]) == 4
+
+
+def test_inspect_under_context_parallelism(saved: Path) -> None:
+    options = ["--tp", "4", "--dcp", "4", "--json", "--memory", "1MiB"]
+    result = CliRunner().invoke(app, ["inspect", str(saved), *options])
+    found = json.loads(result.output)
+    assert (found["groups"][0]["shards"], found["groups"][0]["span"]) == (4, 64)
+    assert found["groups"][1]["state_bytes"] == 5376
+    assert found["capacity"]["tokens"] == found["capacity"]["blocks"] * 64
+
+
+def test_inspect_prints_tables(saved: Path) -> None:
+    result = CliRunner().invoke(app, ["inspect", str(saved), "--memory", "1MiB"], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    for words in ("LinearAttentionLayer", "every token before p", "the state after p", "shortest reusable prefix: 1"):
+        assert words in result.output
+
+
+def test_inspect_refuses_layouts_that_cannot_be(tmp_path: Path) -> None:
+    tiny_model("Qwen3").save_pretrained(tmp_path / "q")
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "q"), "--tp", "4", "--dcp", "4"])
+    assert isinstance(result.exception, ConfigError)
+    assert "hold 2 copies of each" in str(result.exception)

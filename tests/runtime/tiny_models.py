@@ -1,0 +1,55 @@
+"""Tiny random models of every class that the runtime is tested with: `tiny_model("KimiLinear")`.
+
+Weights are drawn N(0, 0.15), so that every layer moves the logits: a model initialised as transformers does it would
+hide a dead layer. Norms stay about where they were. Time steps (`dt_bias`) are small, so that a state remembers, yet
+clear of the lower limit that some classes apply in one of their two paths only. A forward takes milliseconds on a CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import transformers
+from tests.runtime.tiny_configs import COMMON, MODELS, MORE
+from transformers import PreTrainedModel
+
+SOUND = (
+    "KimiLinear",
+    "BailingHybrid",
+    "Qwen3Next",
+    "Qwen3_5",
+    "OlmoHybrid",
+    "NemotronH",
+    "GraniteMoeHybrid",
+    "FalconH1",
+    "Lfm2",
+    "GptOss",
+    "Gemma3",
+    "Llama4",
+    "DeepseekV3",
+    "Qwen3",
+    "Gemma4",
+    "MiMoV2Flash",
+    "Mamba2",
+    "Zamba2",
+)
+"""Models of `MODELS` whose chunked continuation equals their own full forward in transformers."""
+
+ALSO_SOUND = tuple(MORE)
+
+
+@cache
+def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
+    """Return the tiny model `name` in fp32 on the CPU. The same object for the same arguments: do not change it."""
+    config_name, arguments = (MODELS | MORE)[name]
+    config = getattr(transformers, config_name)(**(COMMON | arguments))
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            centre = -2.0 if path.endswith("dt_bias") else parameter if "norm" in path else 0.0
+            parameter.copy_(centre + torch.empty_like(parameter).normal_(0.0, 0.15, generator=generator))
+    model.generation_config.eos_token_id = None
+    return model
