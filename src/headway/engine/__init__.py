@@ -1,0 +1,50 @@
+"""Generation on one prefix cache: queue, scheduler, executor, engine.
+
+Nothing imported here needs torch: the scheduler runs as well in a replay of traces. What runs a model in this process
+is in `headway.engine.local` and `headway.engine.build`, imported by those who want it.
+"""
+
+from headway.engine.capacity import blocks_needed, longest_servable
+from headway.engine.config import EngineConfig
+from headway.engine.engine import Engine, Vocabulary
+from headway.engine.errors import EngineStoppedError, QueueFullError, RequestFailedError
+from headway.engine.executor import Executor, SampleSpec, StepOutput, StepWork
+from headway.engine.handle import RequestHandle
+from headway.engine.queue import FairQueue
+from headway.engine.request import Delta, GenerationRequest, RequestResult, RunningRequest, Timings, TokenLogprob
+from headway.engine.scheduler import ScheduledStep, Scheduler, Update
+from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
+from headway.engine.text import TextStream
+from headway.engine.tokenizer import HubTokenizer, TextTokenizer
+
+__all__ = [
+    "Delta",
+    "Engine",
+    "EngineConfig",
+    "EngineCounters",
+    "EngineSnapshot",
+    "EngineStoppedError",
+    "Executor",
+    "FairQueue",
+    "GenerationRequest",
+    "HubTokenizer",
+    "Observer",
+    "QueueFullError",
+    "RequestFailedError",
+    "RequestHandle",
+    "RequestResult",
+    "RunningRequest",
+    "SampleSpec",
+    "ScheduledStep",
+    "Scheduler",
+    "StepOutput",
+    "StepWork",
+    "TextStream",
+    "TextTokenizer",
+    "Timings",
+    "TokenLogprob",
+    "Update",
+    "Vocabulary",
+    "blocks_needed",
+    "longest_servable",
+]

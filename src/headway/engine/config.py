@@ -1,0 +1,79 @@
+"""The engine's options in one record, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.cache.eviction import eviction_policy
+from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
+from headway.errors import ConfigError
+
+__all__ = ["EngineConfig"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine computes and what it keeps.
+
+    Attributes:
+        device: Torch device string, `cpu` or `cuda` or `cuda:1`.
+        dtype: `fp32`, `bf16`, or `auto`: fp32 on a CPU, else bf16.
+        memory: Bytes for the block pool; None chooses from what the device has free.
+        max_model_len: Most tokens of prompt and answer together; None takes the model's own limit.
+        max_batched_tokens: Most tokens computed in one step, over all requests.
+        max_running: Most requests that run at once.
+        max_waiting: Most requests that wait; beyond it a request is refused (HTTP 429).
+        block_tokens: Tokens in a block of the pool.
+        placement: Which positions get a checkpoint; see `headway.cache.CacheConfig`.
+        eviction: What goes first when memory runs out: `value` or `lru`.
+        checkpoint_alignment: Checkpoints lie at multiples of this many tokens, except the ends of answers.
+        chunked_prefill: False computes every prompt in one step, for models that cannot continue one; prompts are then
+            limited by `max_batched_tokens` less one token for each of the other running requests.
+        prefix_reuse: False computes every prompt from its start.
+        max_retries: How often a request whose step failed is tried again by itself before it is failed.
+        check: Verify the cache's invariants after every operation. Slow; for tests.
+    """
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    memory: int | None = None
+    max_model_len: int | None = None
+    max_batched_tokens: int = 2048
+    max_running: int = 64
+    max_waiting: int = 1024
+    block_tokens: int = 16
+    placement: tuple[str, ...] = DEFAULT_PLACEMENT
+    eviction: str = "value"
+    checkpoint_alignment: int = 1
+    chunked_prefill: bool = True
+    prefix_reuse: bool = True
+    max_retries: int = 2
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work.
+
+        Raises:
+            ConfigError: The message names the option and what to change.
+        """
+        for name in ("max_batched_tokens", "max_running", "max_waiting", "block_tokens", "checkpoint_alignment"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_retries", self.max_retries, 0)
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2)
+        if self.memory is not None:
+            _at_least("memory", self.memory, 1)
+        if self.max_batched_tokens < self.max_running:
+            raise ConfigError(
+                f"max_batched_tokens={self.max_batched_tokens} is less than max_running={self.max_running}: every "
+                "running request needs one token of each step, so raise the first or lower the second"
+            )
+        check_placement(self.placement)
+        eviction_policy(self.eviction)
+        if self.prefix_reuse and not self.chunked_prefill:
+            raise ConfigError("prefix_reuse needs chunked_prefill: a reused prefix is continued as a chunk is")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} is {value}, it must be at least {least}")

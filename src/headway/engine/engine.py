@@ -1,0 +1,376 @@
+"""The engine: one thread that owns the cache and the executor, and a face that any thread or event loop may use.
+
+The cache, the scheduler and the executor are not thread-safe and need no locks, because only the engine's thread
+touches them. Others leave commands in an inbox, which is emptied between two steps. So a command waits for one step at
+most, an abort frees its blocks before the next step is planned, and what answers health checks never waits for a step
+at all.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from headway.engine.capacity import blocks_needed, longest_servable
+from headway.engine.config import EngineConfig
+from headway.engine.errors import EngineStoppedError, QueueFullError
+from headway.engine.executor import Executor
+from headway.engine.handle import RequestHandle
+from headway.engine.request import GenerationRequest, RunningRequest
+from headway.engine.scheduler import ScheduledStep, Scheduler, Update
+from headway.engine.stats import EngineSnapshot, Observer
+from headway.engine.text import Decode
+from headway.errors import ConfigError, HeadwayError, RequestError, UnservableError
+
+if TYPE_CHECKING:
+    from headway.cache import PrefixCache, ResetReport
+
+__all__ = ["Engine", "Vocabulary"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the engine needs to know of a model's tokens.
+
+    Attributes:
+        size: Token ids are below it.
+        decode: Token ids to text.
+        eos: Tokens with which the model ends an answer.
+        max_model_len: Most tokens that the model was made for; None if it has no limit.
+    """
+
+    size: int
+    decode: Decode
+    eos: tuple[int, ...] = ()
+    max_model_len: int | None = None
+
+
+class Engine:
+    """Generates answers, many at a time, on one prefix cache.
+
+    Attributes:
+        config: The options.
+        max_model_len: Most tokens of prompt and answer together; no more than the pool can hold.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        executor: Executor,
+        config: EngineConfig,
+        vocabulary: Vocabulary,
+        observer: Observer | None = None,
+    ) -> None:
+        """Prepare an engine; `start` makes it run.
+
+        Raises:
+            ConfigError: The pool cannot hold a single short request.
+        """
+        self.config = config
+        self.max_model_len = _length_limit(cache, config, vocabulary)
+        self.vocabulary = vocabulary
+        self.observer = observer
+        self._scheduler = Scheduler(cache, config)
+        self._executor = executor
+        self._handles: dict[str, tuple[RunningRequest, RequestHandle]] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wakeup = threading.Condition()
+        self._order = itertools.count()
+        self._accepting = False
+        self._listening = False
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
+        self._last_snapshot = self._take_snapshot()
+
+    @property
+    def cache(self) -> PrefixCache:
+        """The prefix cache. Its geometry and configuration may be read by anyone, the rest by the engine's thread."""
+        return self._scheduler.cache
+
+    @property
+    def sound(self) -> bool:
+        """Whether the engine's thread has met no fault of its own."""
+        return self._failure is None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are accepted and the engine's thread is at work."""
+        return self._accepting and self._failure is None and self._thread.is_alive()
+
+    # -- for any thread ---------------------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        """Begin to work. Returns the engine itself."""
+        self._accepting = self._listening = True
+        self._thread.start()
+        return self
+
+    def submit(self, request: GenerationRequest) -> RequestHandle:
+        """Queue a request.
+
+        Raises:
+            RequestError: It cannot be served as it stands.
+            UnservableError: It would not fit into the whole pool.
+            QueueFullError: Too many requests wait.
+            EngineStoppedError: The engine is shutting down or has failed.
+        """
+        return self.submit_group([request])[0]
+
+    def submit_group(self, requests: Sequence[GenerationRequest]) -> list[RequestHandle]:
+        """Queue requests that share one prompt: the first computes it, the others start once they can reuse it.
+
+        Raises:
+            RequestError, UnservableError, QueueFullError, EngineStoppedError: As `submit`; then none was queued.
+        """
+        for request in requests:
+            self._check(request)
+        with self._wakeup:
+            self._check_open(len(requests))
+            entries = [self._enter(request) for request in requests]
+            running = [entry for entry, _ in entries]
+            self._inbox.append(lambda: self._scheduler.add(running[0], running[1:]))
+            self._wakeup.notify_all()
+        return [handle for _, handle in entries]
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free its blocks before the next step. Unknown and ended requests are ignored."""
+        self._post(lambda: self._abort_now(request_id))
+
+    def reset(self, timeout: float | None = 60.0) -> ResetReport:
+        """Empty the prefix cache. Running requests go on and publish nothing more.
+
+        Raises:
+            EngineStoppedError: The engine has stopped.
+            TimeoutError: A step took longer than `timeout` seconds.
+        """
+        return self._call(self._scheduler.cache.reset, timeout)
+
+    def snapshot(self, timeout: float = 0.5) -> EngineSnapshot:
+        """The engine as it is now; during a step longer than `timeout` seconds, as it was before that step."""
+        try:
+            return self._call(self._take_snapshot, timeout)
+        except (TimeoutError, EngineStoppedError):
+            return self._last_snapshot
+
+    def drain(self, timeout: float) -> bool:
+        """Accept nothing more and wait until all requests have ended. Returns whether they did in time."""
+        self._accepting = False
+        deadline = time.monotonic() + timeout
+        with self._wakeup:
+            return self._wakeup.wait_for(lambda: not self._handles, max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Stop after the present step, fail what is left, release the device. May be called twice."""
+        self._accepting = False
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify_all()
+        if self._thread.ident is None:
+            self._executor.close()
+        elif self._thread.is_alive():
+            self._thread.join()
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def _check(self, request: GenerationRequest) -> None:
+        length = len(request.tokens)
+        if length == 0:
+            raise RequestError("the prompt is empty; send at least one token", "prompt", "empty_prompt")
+        if request.max_tokens < 1:
+            raise RequestError(f"max_tokens is {request.max_tokens}, it must be at least 1", "max_tokens")
+        if length + request.max_tokens > self.max_model_len:
+            raise RequestError(
+                f"the prompt has {length} tokens and the answer may have {request.max_tokens}, together more than the "
+                f"{self.max_model_len} that this server allows; shorten the prompt or lower max_tokens",
+                "prompt",
+                "context_length_exceeded",
+            )
+        lowest, highest = int(np.min(request.tokens)), int(np.max(request.tokens))
+        if lowest < 0 or highest >= self.vocabulary.size:
+            bad = lowest if lowest < 0 else highest
+            raise RequestError(
+                f"token {bad} is not in the vocabulary of {self.vocabulary.size} tokens", "prompt", "invalid_token"
+            )
+        needed = blocks_needed(self.cache.geometry, length + request.max_tokens, 1)
+        if needed > self.cache.config.blocks:
+            raise UnservableError(
+                f"the request needs {needed} blocks and the pool has {self.cache.config.blocks}",
+                needed,
+                self.cache.config.blocks,
+            )
+
+    def _check_open(self, count: int) -> None:
+        if self._failure is not None:
+            raise EngineStoppedError(f"the engine has failed: {self._failure}")
+        if not self._accepting or self._stopping:
+            raise EngineStoppedError("the server is shutting down")
+        waiting = len(self._handles) - len(self._scheduler.running)
+        if waiting + count > self.config.max_waiting:
+            self._scheduler.counters.refused["queue_full"] += count
+            raise QueueFullError(f"{waiting} requests are waiting, {self.config.max_waiting} may; try again later")
+
+    def _enter(self, request: GenerationRequest) -> tuple[RunningRequest, RequestHandle]:
+        order = next(self._order)
+        request_id = f"{order}-{secrets.token_hex(8)}"
+        if not self.config.prefix_reuse:
+            request = replace(request, no_store=True, pin=0)
+        given = getattr(request.sampling, "seed", None)
+        running = RunningRequest.start(
+            request, request_id, order, time.monotonic(), self.vocabulary.decode, self.vocabulary.eos
+        )
+        running.seed = secrets.randbits(63) if given is None else given
+        entry = (running, RequestHandle(request_id, self.abort))
+        self._handles[request_id] = entry
+        return entry
+
+    # -- the engine's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                scheduled = self._scheduler.schedule()
+                self._publish(self._scheduler.take_news())
+                if scheduled is not None:
+                    self._publish(self._step(scheduled))
+        except BaseException as error:
+            logger.exception("the engine's thread failed")
+            self._failure = error
+        finally:
+            self._shut_down()
+
+    def _take_commands(self) -> bool:
+        """Do what others asked for, waiting if there is nothing else to do. Returns whether to go on."""
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._inbox or self._stopping or not self._scheduler.idle)
+            commands, stopping = list(self._inbox), self._stopping
+            self._inbox.clear()
+        for command in commands:
+            command()
+        return not stopping
+
+    def _step(self, scheduled: ScheduledStep) -> list[Update]:
+        started = time.monotonic()
+        try:
+            output = self._executor.run(scheduled.work)
+        except Exception as error:
+            logger.exception("a step of %d requests failed", len(scheduled.requests))
+            return self._scheduler.fail(scheduled, error)
+        news = self._scheduler.complete(scheduled, output)
+        if self.observer is not None:
+            self.observer.step_done(time.monotonic() - started, scheduled.tokens)
+        return news
+
+    def _publish(self, news: Sequence[Update]) -> None:
+        for update in news:
+            request, error = update.request, update.error
+            handle = self._handles[request.request_id][1]
+            ended = error is not None or (update.delta is not None and update.delta.result is not None)
+            if ended:
+                self._forget(request)
+            if error is not None:
+                handle.fail(error)
+            elif update.delta is not None:
+                handle.put(update.delta)
+
+    def _forget(self, request: RunningRequest) -> None:
+        if self.observer is not None:
+            self.observer.request_finished(request.result())
+        with self._wakeup:
+            del self._handles[request.request_id]
+            self._wakeup.notify_all()
+
+    def _abort_now(self, request_id: str) -> None:
+        entry = self._handles.get(request_id)
+        if entry is not None:
+            self._scheduler.abort(entry[0])
+            self._publish(self._scheduler.take_news())
+
+    def _take_snapshot(self) -> EngineSnapshot:
+        scheduler = self._scheduler
+        self._last_snapshot = EngineSnapshot(
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            counters=copy.deepcopy(scheduler.counters),
+            cache=copy.deepcopy(self._scheduler.cache.stats()),
+        )
+        return self._last_snapshot
+
+    def _shut_down(self) -> None:
+        error: HeadwayError = EngineStoppedError(
+            "the server shut down before the answer was complete"
+            if self._failure is None
+            else f"the engine has failed: {self._failure}"
+        )
+        with self._wakeup:
+            self._accepting, self._listening = False, False
+            commands = list(self._inbox)
+            self._inbox.clear()
+        for command in commands if self._failure is None else ():
+            command()
+        if self._failure is None:
+            self._publish(self._scheduler.reject_all(error))
+        with self._wakeup:
+            left = list(self._handles.values())
+            self._handles.clear()
+            self._wakeup.notify_all()
+        for _, handle in left:
+            handle.fail(error)
+        self._executor.close()
+
+    def _post(self, command: Callable[[], None]) -> bool:
+        with self._wakeup:
+            if not self._listening:
+                return False
+            self._inbox.append(command)
+            self._wakeup.notify_all()
+        return True
+
+    def _call(self, function: Callable[[], T], timeout: float | None) -> T:
+        """Run `function` in the engine's thread and return what it returns."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        if not self._post(command):
+            raise EngineStoppedError("the engine is not running")
+        return future.result(timeout)
+
+
+def _length_limit(cache: PrefixCache, config: EngineConfig, vocabulary: Vocabulary) -> int:
+    """Most tokens of one request: what was asked for, what the model was made for, what the pool holds."""
+    wished = [n for n in (config.max_model_len, vocabulary.max_model_len) if n is not None]
+    limit = min(wished, default=1 << 20)
+    if not config.chunked_prefill:
+        limit = min(limit, config.max_batched_tokens - config.max_running)
+    fits = longest_servable(cache.geometry, cache.config.blocks, 1, limit)
+    if fits < 2:
+        need = blocks_needed(cache.geometry, 2, 1) * cache.geometry.block_bytes
+        raise ConfigError(
+            f"the memory for the cache holds {cache.config.blocks} blocks of {cache.geometry.block_bytes} bytes, and "
+            f"one short request needs {need} bytes; raise --memory"
+        )
+    if fits < limit and config.max_model_len is not None:
+        raise ConfigError(
+            f"the memory for the cache holds {fits} tokens of one request, less than the max_model_len of "
+            f"{config.max_model_len}; raise --memory or lower --max-model-len"
+        )
+    return fits

@@ -1,0 +1,87 @@
+"""Who computes: the one interface between the scheduler and whatever has the weights.
+
+The scheduler decides and never touches a tensor; an executor acts and never decides. `headway.engine.local` runs the
+model in this process. One process a rank, or Ray actors, need no more than this: all records here are plain data, every
+block id in them is valid on all ranks, and sampling is part of the step, so that only token ids travel back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.engine.request import TokenLogprob
+
+if TYPE_CHECKING:
+    from headway.cache import Step
+    from headway.runtime.sampling import SamplingParams
+
+__all__ = ["Executor", "SampleSpec", "StepOutput", "StepWork"]
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """How to choose the token after the last one of a row.
+
+    Attributes:
+        params: The request's sampling parameters; None takes the most likely token.
+        seed: Seed of the request: its own, or one that the engine gave it. Together with the length of `output` it
+            fixes the random numbers, so that a preempted or repeated request goes on as it would have.
+        prompt: int32, the prompt's tokens.
+        output: int32, the answer's tokens so far.
+    """
+
+    params: SamplingParams | None
+    seed: int
+    prompt: Int32s
+    output: Int32s
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """One step for all ranks.
+
+    Attributes:
+        step: What the cache granted: rows, starts, counts, copies before and exports after.
+        tables: The cache's block tables; row `step.rows[i]` belongs to row i of the step.
+        tokens: One int32 array a row of the step, its tokens at [start, start + count).
+        samples: One a row of the step: how to choose the next token, or None where none is wanted yet.
+    """
+
+    step: Step
+    tables: Sequence[Int32s]
+    tokens: Sequence[Int32s]
+    samples: Sequence[SampleSpec | None]
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step computed.
+
+    Attributes:
+        sampled: int32 [rows of the step], the chosen tokens; anything where none was wanted.
+        logprobs: One a row, where the row's parameters ask for it.
+    """
+
+    sampled: Int32s
+    logprobs: Sequence[TokenLogprob | None]
+
+
+class Executor(Protocol):
+    """Something that computes steps, one at a time."""
+
+    def run(self, work: StepWork) -> StepOutput:
+        """Copy, compute, export and sample, in this order.
+
+        Raises:
+            Exception: The step failed. Nothing of it counts, and blocks that it was to write hold anything.
+        """
+
+    def close(self) -> None:
+        """Release the device. Nothing runs afterwards."""

@@ -1,0 +1,274 @@
+"""A request as the engine sees it: what was asked, how far it is, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache import Prompt
+from headway.engine.text import Decode, TextStream
+
+if TYPE_CHECKING:
+    from headway.cache import Explanation, Lease
+    from headway.runtime.sampling import SamplingParams
+
+__all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "TokenLogprob"]
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What to generate.
+
+    Attributes:
+        tokens: int32 [n], the prompt; not copied, do not change it.
+        max_tokens: Most tokens of the answer.
+        sampling: How tokens are chosen; None takes the most likely one.
+        stop: Strings that end the answer and are not part of it.
+        stop_token_ids: Tokens that end the answer, besides the model's own end tokens.
+        ignore_eos: Go on after the model's own end tokens.
+        user: Whose share of the machine this uses; the queue is fair among users.
+        salt: Prefixes are only shared among requests of the same salt.
+        boundaries: Positions at which messages end.
+        breakpoints: Positions at which the client asks for a checkpoint.
+        pin: Protect this many first tokens from eviction.
+        no_store: Read the cache, keep nothing in it.
+    """
+
+    tokens: Int32s
+    max_tokens: int
+    sampling: SamplingParams | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    user: str = ""
+    salt: str = ""
+    boundaries: tuple[int, ...] = ()
+    breakpoints: tuple[int, ...] = ()
+    pin: int = 0
+    no_store: bool = False
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log probability of a token of the answer.
+
+    Attributes:
+        token: The token.
+        logprob: Its log probability under the model.
+        top: The most likely tokens at its place, likeliest first, with their log probabilities.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Timings:
+    """When things happened, in seconds of one monotonic clock; None where they did not."""
+
+    arrived: float
+    admitted: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    @property
+    def queue(self) -> float | None:
+        """Seconds from arrival to admission."""
+        return None if self.admitted is None else self.admitted - self.arrived
+
+    @property
+    def to_first_token(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.arrived
+
+    @property
+    def total(self) -> float | None:
+        """Seconds from arrival to the end."""
+        return None if self.finished is None else self.finished - self.arrived
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """How a request ended.
+
+    Attributes:
+        finish_reason: `stop`, `length` or `abort`.
+        stop_reason: The stop string or stop token that ended it, or None.
+        prompt_tokens: Tokens of the prompt.
+        tokens: The answer's tokens.
+        text: The answer.
+        cached_tokens: Tokens of the prompt that were not computed because they were cached.
+        resumed_from: Kind of checkpoint that it resumed from at first, `path` where none is needed, or "".
+        explanation: What the cache said at admission; None if it was never admitted.
+        timings: When things happened.
+        preemptions: How often it gave way to others.
+    """
+
+    finish_reason: str
+    stop_reason: str | int | None
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    text: str
+    cached_tokens: int
+    resumed_from: str
+    explanation: Explanation | None
+    timings: Timings
+    preemptions: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to an answer.
+
+    Attributes:
+        text: Text that can be shown now; empty while a character or a possible stop string is unfinished.
+        tokens: The tokens of the step.
+        logprobs: One a token where they were asked for.
+        result: How the request ended, in the last delta only.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    result: RequestResult | None = None
+
+
+@dataclass(eq=False)
+class RunningRequest:
+    """A request and how far it is. Changed by the scheduler alone.
+
+    Attributes:
+        request: What was asked.
+        request_id: The engine's name for it.
+        order: Place in the order of arrival.
+        timings: When things happened.
+        tokens: int32 [n + max_tokens], of which `known` are told.
+        known: Tokens of prompt and answer so far.
+        computed: Tokens whose entries are in the cache.
+        text: The answer's text so far.
+        end_tokens: Tokens that end it.
+        seed: Seed of its random numbers.
+        lease: Its hold on memory while it runs.
+        cached_tokens: Prompt tokens found at first admission, or None before.
+        resumed_from: Kind of checkpoint that they came from.
+        explanation: What the cache said at first admission.
+        preemptions: How often it gave way.
+        failures: How often a step failed in which it ran alone.
+        alone_until: It runs by itself until so many tokens are computed (after a failed step).
+        finish_reason: Why it ended, or None.
+        stop_reason: The stop string or token that ended it.
+    """
+
+    request: GenerationRequest
+    request_id: str
+    order: int
+    timings: Timings
+    text: TextStream
+    end_tokens: frozenset[int] = frozenset()
+    seed: int = 0
+    tokens: Int32s = field(init=False)
+    known: int = field(init=False)
+    computed: int = 0
+    lease: Lease | None = None
+    cached_tokens: int | None = None
+    resumed_from: str = ""
+    explanation: Explanation | None = None
+    preemptions: int = 0
+    failures: int = 0
+    alone_until: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def __post_init__(self) -> None:
+        """Copy the prompt into a buffer with room for the answer."""
+        self.known = self.prompt_length
+        self.tokens = np.empty(self.known + self.request.max_tokens, dtype=np.int32)
+        self.tokens[: self.known] = self.request.tokens
+
+    @classmethod
+    def start(
+        cls,
+        request: GenerationRequest,
+        request_id: str,
+        order: int,
+        now: float,
+        decode: Decode | None = None,
+        eos: Sequence[int] = (),
+    ) -> RunningRequest:
+        """A request that has just arrived; without `decode` its text stays empty."""
+        text = TextStream(decode or (lambda _: ""), request.tokens[-16:].tolist(), request.stop)
+        ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(eos))
+        return cls(request, request_id, order, Timings(now), text, ends)
+
+    @property
+    def user(self) -> str:
+        """Whose account pays for it."""
+        return self.request.user
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.tokens)
+
+    @property
+    def answer(self) -> Int32s:
+        """The answer's tokens so far."""
+        return self.tokens[self.prompt_length : self.known]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it must run by itself for now."""
+        return self.computed < self.alone_until
+
+    def cache_prompt(self, namespace: int) -> Prompt:
+        """What the cache is asked for: the prompt, and after a preemption the answer so far as well."""
+        asked = self.request
+        return Prompt(
+            self.tokens[: self.known].copy(),
+            namespace=namespace,
+            boundaries=asked.boundaries,
+            breakpoints=asked.breakpoints,
+            pin=asked.pin,
+            no_store=asked.no_store,
+        )
+
+    def accept(self, token: int, logprob: TokenLogprob | None) -> Delta:
+        """Append a token of the answer. Sets `finish_reason` if it is the last one. Returns what to show."""
+        self.tokens[self.known] = token
+        self.known += 1
+        shown = ""
+        if token in self.end_tokens:
+            self.finish_reason = "stop"
+            self.stop_reason = token if token in self.request.stop_token_ids else None
+            logprob = None  # the token is no part of the answer's text
+        else:
+            shown = self.text.push(token)
+            if self.text.stopped_by is not None:
+                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
+            elif self.known == len(self.tokens):
+                self.finish_reason = "length"
+        if self.finish_reason is not None:
+            shown += self.text.finish()
+        return Delta(shown, (token,), () if logprob is None else (logprob,))
+
+    def result(self) -> RequestResult:
+        """How it ended."""
+        return RequestResult(
+            finish_reason=self.finish_reason or "abort",
+            stop_reason=self.stop_reason,
+            prompt_tokens=self.prompt_length,
+            tokens=tuple(self.answer.tolist()),
+            text=self.text.text,
+            cached_tokens=self.cached_tokens or 0,
+            resumed_from=self.resumed_from,
+            explanation=self.explanation,
+            timings=self.timings,
+            preemptions=self.preemptions,
+        )

@@ -1,0 +1,397 @@
+"""Which requests compute which tokens in the next step, and who gives way when memory runs out.
+
+A step is made in four moves: rows that decode, then rows in prefill, then admissions, then one `extend` for all of
+them. Whoever the cache grants nothing stays as it was; before the next step the youngest running request gives way to
+it (`preempt`: what it computed becomes a checkpoint, so coming back is a hit). After a preemption nobody is admitted
+until a running request ends, because the memory that one admission takes would be taken back from it at the next step.
+
+A failed step leaves its requests without a state that could be trusted. They go back to the queue with all tokens they
+have and run *alone* until they are past the place of the failure, so that a request that fails every time can be told
+from those that were with it: only a failure alone counts against a request.
+
+Rejected: reserving a request's whole answer at admission (most answers are far shorter than their limit, and memory
+would lie idle), and preempting in the middle of a step (undoing part of a step is where such engines leak).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache import PrefixCache, Step
+from headway.engine.capacity import blocks_needed
+from headway.engine.config import EngineConfig
+from headway.engine.errors import RequestFailedError
+from headway.engine.executor import SampleSpec, StepOutput, StepWork
+from headway.engine.queue import FairQueue
+from headway.engine.request import Delta, RunningRequest, TokenLogprob
+from headway.engine.stats import EngineCounters
+from headway.errors import HeadwayError, UnservableError
+
+__all__ = ["ScheduledStep", "Scheduler", "Update"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A step that an executor should do now.
+
+    Attributes:
+        work: What the executor gets.
+        requests: The request of each row of the step.
+    """
+
+    work: StepWork
+    requests: Sequence[RunningRequest]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step computes."""
+        return int(np.sum(self.work.step.counts))
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of a request.
+
+    Attributes:
+        request: The request.
+        delta: What was added to its answer, or None.
+        error: Why it failed, or None.
+    """
+
+    request: RunningRequest
+    delta: Delta | None = None
+    error: HeadwayError | None = None
+
+
+class Scheduler:
+    """Requests that wait and run on one prefix cache. One thread drives it: `schedule`, run, `complete` or `fail`.
+
+    Attributes:
+        cache: The prefix cache; no other object changes it.
+        running: Requests that hold a lease, in order of arrival.
+        counters: Totals.
+    """
+
+    def __init__(self, cache: PrefixCache, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.cache = cache
+        self.running: list[RunningRequest] = []
+        self.counters = EngineCounters()
+        self._config = config
+        self._clock = clock
+        self._queue: FairQueue[RunningRequest] = FairQueue()
+        self._followers: dict[str, list[RunningRequest]] = {}
+        self._starved: list[RunningRequest] = []
+        self._closed_for_admission = False
+        self._news: list[Update] = []
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, those behind a leader included."""
+        return len(self._queue) + sum(len(f) for f in self._followers.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.running and not self.waiting
+
+    def add(self, request: RunningRequest, followers: Sequence[RunningRequest] = ()) -> None:
+        """Queue a request. `followers` have the same prompt: they are queued once its prefill can be reused."""
+        self._queue.push(request)
+        if followers:
+            self._followers[request.request_id] = list(followers)
+
+    def schedule(self) -> ScheduledStep | None:
+        """Choose the next step and take its blocks. Returns None where no request can compute anything now.
+
+        Requests may fail here (`take_news`): those that could not run even with the whole pool.
+        """
+        if self._starved:
+            self._give_way()
+        while picks := self._pick():
+            rows = np.array([request.lease.row for request, _ in picks if request.lease is not None])
+            step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
+            self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
+            if np.any(step.counts > 0):
+                return self._scheduled(step, [request for request, _ in picks])
+            if len(self.running) > 1:
+                self._give_way()
+            else:
+                self._last_resort(picks[0][0])
+        return None
+
+    def complete(self, scheduled: ScheduledStep, output: StepOutput) -> list[Update]:
+        """Take the results of a step. Returns the news of every request that got a token, ended or failed."""
+        step = scheduled.work.step
+        self.cache.commit(step, sampled=output.sampled)
+        self.counters.steps += 1
+        self.counters.computed_tokens += scheduled.tokens
+        ended: list[RunningRequest] = []
+        served: Counter[str] = Counter()
+        for i, request in enumerate(scheduled.requests):
+            request.computed += int(step.counts[i])
+            if request.failures and not request.alone:
+                request.failures = 0
+            if scheduled.work.samples[i] is not None:
+                self._take_token(request, int(output.sampled[i]), output.logprobs[i])
+                served[request.user] += 1
+                if request.finish_reason is not None:
+                    ended.append(request)
+        for user, tokens in served.items():
+            self._queue.charge(user, tokens)
+        if ended:
+            self.cache.finish(self._rows(ended))
+            for request in ended:
+                self._leave(request)
+        return self.take_news()
+
+    def fail(self, scheduled: ScheduledStep, error: BaseException) -> list[Update]:
+        """Take the failure of a step: its requests run again, alone, or fail. Returns the news."""
+        step = scheduled.work.step
+        self.cache.fail(step)
+        self.counters.failed_steps += 1
+        took_part = [r for r, count in zip(scheduled.requests, step.counts, strict=True) if count > 0]
+        self.cache.abort(self._rows(took_part))
+        reached = {id(r): int(s + c) for r, s, c in zip(scheduled.requests, step.starts, step.counts, strict=True)}
+        for request in took_part:
+            self._stop_running(request)
+            if len(took_part) == 1:
+                request.failures += 1
+            if request.failures > self._config.max_retries:
+                why = (
+                    f"computing it failed {request.failures} times, the last time with {type(error).__name__}: {error}"
+                )
+                self._fail_request(request, RequestFailedError(f"request {request.request_id}: {why}"))
+                continue
+            request.alone_until = max(request.alone_until, reached[id(request)])
+            self._queue.push_returned(request)
+        return self.take_news()
+
+    def abort(self, request: RunningRequest) -> None:
+        """End a request wherever it is; its blocks are free when this returns."""
+        if request.finish_reason is not None:
+            return
+        request.finish_reason = "abort"
+        if request.lease is not None:
+            self.cache.abort(self._rows([request]))
+        elif not self._queue.remove(request):
+            for held in self._followers.values():
+                if request in held:
+                    held.remove(request)
+        self._leave(request)
+        self._news.append(Update(request, Delta("", result=request.result())))
+
+    def reject_all(self, error: HeadwayError) -> list[Update]:
+        """Fail every request, running and waiting. Returns the news."""
+        for request in [*self.running, *self._queue, *(f for held in self._followers.values() for f in held)]:
+            if request.finish_reason is None:
+                if request.lease is not None:
+                    self.cache.abort(self._rows([request]))
+                else:
+                    self._queue.remove(request)
+                self._followers.pop(request.request_id, None)
+                self._fail_request(request, error)
+        return self.take_news()
+
+    def take_news(self) -> list[Update]:
+        """What has happened to requests since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    # -- choosing ---------------------------------------------------------------------------------------------------
+
+    def _pick(self) -> list[tuple[RunningRequest, int]]:
+        """Requests for the next step and how many tokens each; decoding ones first, then by arrival."""
+        alone = self._pick_alone()
+        if alone is not None:
+            return [(alone, min(self._wanted(alone), self._config.max_batched_tokens))]
+        picks = [(request, 1) for request in self.running if request.known - request.computed == 1]
+        decoding, budget = len(picks), self._config.max_batched_tokens - len(picks)
+        prefills = deque(request for request in self.running if request.known - request.computed > 1)
+        while budget > 0:
+            request = prefills.popleft() if prefills else self._admit_next()
+            if request is None:
+                break
+            # The first takes at most three quarters while others wait, so that a short prompt passes a long one.
+            crowded = len(picks) == decoding and (len(prefills) > 0 or len(self._queue) > 0)
+            share = budget - budget // 4 if crowded and self._config.chunked_prefill else budget
+            count = min(self._wanted(request), share)
+            if count < self._wanted(request) and not self._config.chunked_prefill:
+                break
+            picks.append((request, count))
+            budget -= count
+        if budget > 0 and len(picks) > decoding:
+            request, count = picks[decoding]
+            picks[decoding] = (request, min(self._wanted(request), count + budget))
+        return picks
+
+    def _pick_alone(self) -> RunningRequest | None:
+        """A request that must run by itself, admitted if it has to be."""
+        for request in self.running:
+            if request.alone:
+                return request
+        while (head := self._queue.peek()) is not None and head.alone and self._fits(head):
+            admitted = self._admit()
+            if admitted is not None and admitted.alone:
+                return admitted
+        return None
+
+    def _wanted(self, request: RunningRequest) -> int:
+        """Tokens up to where its next chunk should stop."""
+        assert request.lease is not None
+        stop = min(int(request.lease.next_stop), request.known)
+        return max(1, stop - request.computed)
+
+    def _admit_next(self) -> RunningRequest | None:
+        """Admit the next request that may run beside others, or None if there is none now."""
+        while (head := self._queue.peek()) is not None and not head.alone and self._fits(head):
+            if (admitted := self._admit()) is not None:
+                return admitted
+        return None
+
+    def _fits(self, request: RunningRequest) -> bool:
+        """Whether to admit it now: a place is free, and the known tokens of all that run then fit into the pool.
+
+        Shared prefixes are counted once, as if all running requests shared one. Where that is too hopeful, somebody
+        gives way; counting each one's in full would let requests with a long common prefix run one by one.
+        """
+        if not self.running:
+            return True
+        if self._closed_for_admission or len(self.running) >= self._config.max_running:
+            return False
+        hit = self.cache.lookup(request.cache_prompt(self._namespace(request))).tokens
+        need = self._own_blocks(request.known, hit, hit)
+        shared = hit
+        for other in self.running:
+            assert other.lease is not None
+            need += self._own_blocks(other.known, other.computed, other.lease.hit.tokens) + 1
+            shared = max(shared, other.lease.hit.tokens)
+        return need + self._shared_blocks(shared) <= self.cache.config.blocks
+
+    def _own_blocks(self, known: int, computed: int, hit: int) -> int:
+        """Blocks that a request needs for what is known of it, besides those of its hit."""
+        chunk = min(known - computed, self._config.max_batched_tokens)
+        return blocks_needed(self.cache.geometry, known, chunk) - self._shared_blocks(hit)
+
+    def _shared_blocks(self, hit: int) -> int:
+        """Blocks of a hit that all who have it hold together."""
+        return sum(hit // table.span for table in self.cache.geometry.prefix_tables)
+
+    def _namespace(self, request: RunningRequest) -> int:
+        return self.cache.namespace(salt=request.request.salt)
+
+    # -- moving requests --------------------------------------------------------------------------------------------
+
+    def _admit(self) -> RunningRequest | None:
+        """Lease memory for the head of the queue. Returns it, or None if it failed."""
+        request = self._queue.pop()
+        try:
+            lease = self.cache.lease(request.cache_prompt(self._namespace(request)))
+        except UnservableError as error:
+            self._fail_request(request, error)
+            return None
+        first = request.cached_tokens is None
+        request.lease, request.computed = lease, lease.computed
+        if first:
+            request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
+            request.explanation = lease.explanation
+            request.timings.admitted = self._clock()
+        self.counters.count_admission(request, first, lease.hit.tokens)
+        self._queue.charge(request.user, request.known - lease.hit.tokens)
+        self.running.append(request)
+        self.running.sort(key=lambda r: r.order)
+        return request
+
+    def _give_way(self) -> None:
+        """Preempt the youngest running request, unless it is the only one."""
+        starved = [request for request in self._starved if request.lease is not None]
+        self._starved = []
+        if not starved or len(self.running) < 2:
+            return
+        victim = self.running[-1]
+        self.cache.preempt(self._rows([victim]))
+        victim.preemptions += 1
+        self.counters.preemptions += 1
+        self._stop_running(victim)
+        self._queue.push_returned(victim)
+        self._closed_for_admission = True
+
+    def _last_resort(self, request: RunningRequest) -> None:
+        """Nobody else runs, and still there is no room for a single token of `request`.
+
+        Its own hit can be the reason (a shared block and its copy, a checkpoint and the state that runs from it, pins
+        of others): it starts once more from nothing, and fails if that was it already.
+        """
+        self.cache.abort(self._rows([request]))
+        cold = request.lease is not None and request.lease.hit.tokens == 0
+        self._stop_running(request)
+        if cold:
+            tokens = f"{request.known} tokens ({request.prompt_length} of them prompt)"
+            self._fail_request(
+                request,
+                RequestFailedError(
+                    f"request {request.request_id}: {tokens} do not fit into the {self.cache.config.blocks} blocks "
+                    "of the cache; give the server more --memory or send less"
+                ),
+            )
+            return
+        logger.warning("request %s needs the whole pool: the prefix cache was emptied for it", request.request_id)
+        self.cache.reset()
+        self._queue.push_returned(request)
+
+    def _stop_running(self, request: RunningRequest) -> None:
+        self.running.remove(request)
+        request.lease, request.computed = None, 0
+
+    def _leave(self, request: RunningRequest) -> None:
+        """Bookkeeping of an end: the request is in no list afterwards."""
+        if request.lease is not None:
+            self._stop_running(request)
+        self._closed_for_admission, self._starved = False, []
+        request.timings.finished = self._clock()
+        self.counters.finished[request.finish_reason or "error"] += 1
+        self._release_followers(request)
+
+    def _fail_request(self, request: RunningRequest, error: HeadwayError) -> None:
+        request.finish_reason = "error"
+        self._leave(request)
+        self._news.append(Update(request, error=error))
+
+    def _release_followers(self, leader: RunningRequest) -> None:
+        for request in self._followers.pop(leader.request_id, ()):
+            self._queue.push(request)
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _scheduled(self, step: Step, requests: Sequence[RunningRequest]) -> ScheduledStep:
+        tokens, samples = [], []
+        for request, start, count in zip(requests, step.starts, step.counts, strict=True):
+            tokens.append(request.tokens[start : start + count])
+            last = count > 0 and start + count == request.known
+            samples.append(self._sample_spec(request) if last else None)
+        return ScheduledStep(StepWork(step, self.cache.tables, tokens, samples), requests)
+
+    def _sample_spec(self, request: RunningRequest) -> SampleSpec:
+        return SampleSpec(request.request.sampling, request.seed, request.request.tokens, request.answer)
+
+    def _take_token(self, request: RunningRequest, token: int, logprob: TokenLogprob | None) -> None:
+        delta = request.accept(token, logprob)
+        self.counters.generated_tokens += 1
+        if request.timings.first_token is None:
+            request.timings.first_token = self._clock()
+            self._release_followers(request)
+        if request.finish_reason is not None:
+            request.timings.finished = self._clock()
+            delta = replace(delta, result=request.result())
+        self._news.append(Update(request, delta))
+
+    def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
+        return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)

@@ -1,0 +1,108 @@
+"""From token ids to text, as they come: whole characters only, and nothing of a stop string.
+
+A token may end in the middle of a character, and a tokenizer may write a token differently after another one (a leading
+space, a joined accent). So each step decodes a short window twice, with and without what is new, and shows the
+difference once it ends in a whole character. Decoding the answer from its start at every step would be quadratic;
+decoding each token alone would break characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+__all__ = ["Decode", "TextStream"]
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text, special tokens left out."""
+
+_BROKEN = "\ufffd"
+_MAX_HELD = 8  # tokens held back for an unfinished character: one has 4 bytes, so beyond this it is not going to end
+_MAX_WINDOW = 64  # tokens that decode to nothing (special ones) before the window moves on regardless
+_CONTEXT = 6  # tokens of the prompt that decide how the first token of the answer is written
+
+
+class TextStream:
+    """The text of one answer, grown token by token.
+
+    Attributes:
+        text: What has been decoded so far, without the stop string and what follows it.
+        stopped_by: The stop string that ended the answer, or None.
+    """
+
+    def __init__(self, decode: Decode, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+        """Start an answer.
+
+        Args:
+            decode: The tokenizer's function.
+            prompt: The prompt's tokens, of which the last few are used as context.
+            stop: Strings that end the answer.
+        """
+        self.text = ""
+        self.stopped_by: str | None = None
+        self._decode = decode
+        self._stop = tuple(stop)
+        self._longest = max((len(s) for s in self._stop), default=0)
+        self._window = [int(t) for t in prompt[-_CONTEXT:]]
+        self._read = len(self._window)
+        self._started = False
+        self._shown = 0
+
+    def push(self, token: int) -> str:
+        """Append a token. Returns the text that may be shown now, which may be empty.
+
+        After a stop string was found (`stopped_by`) nothing more may be pushed.
+        """
+        assert self.stopped_by is None, "the answer has ended"
+        if not self._started:
+            self._start()
+        self._window.append(token)
+        return self._grow(self._take_new(final=False), final=False)
+
+    def finish(self) -> str:
+        """End the answer. Returns what was held back: an unfinished character, or the start of a stop string."""
+        if self.stopped_by is not None:
+            return ""
+        return self._grow(self._take_new(final=True), final=True)
+
+    def _start(self) -> None:
+        """Forget the context if it ends inside a character: what the answer adds could not be told from it."""
+        self._started = True
+        if self._window and self._decode(self._window).endswith(_BROKEN):
+            self._window, self._read = [], 0
+
+    def _take_new(self, *, final: bool) -> str:
+        before = self._decode(self._window[: self._read]) if self._read else ""
+        after = self._decode(self._window)
+        held = len(self._window) - self._read
+        if after.endswith(_BROKEN) and held < _MAX_HELD and not final:
+            return ""
+        new = after[len(before) :]
+        if new or held >= _MAX_WINDOW:
+            del self._window[: self._read]
+            self._read = len(self._window)
+        return new
+
+    def _grow(self, new: str, *, final: bool) -> str:
+        if not self._stop:
+            self.text += new
+            return new
+        searched = max(0, len(self.text) - self._longest + 1)
+        self.text += new
+        found = [(at, s) for s in self._stop if (at := self.text.find(s, searched)) >= 0]
+        if found:
+            at, self.stopped_by = min(found, key=lambda f: (f[0], -len(f[1])))
+            self.text = self.text[:at]
+        end = len(self.text)
+        if not (final or found):
+            end -= self._possible_start()
+        shown = self.text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return shown
+
+    def _possible_start(self) -> int:
+        """Length of the longest end of the text that a stop string starts with."""
+        for length in range(min(self._longest - 1, len(self.text)), 0, -1):
+            ending = self.text[-length:]
+            if any(s.startswith(ending) for s in self._stop):
+                return length
+        return 0

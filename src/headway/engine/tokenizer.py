@@ -1,0 +1,91 @@
+"""What the engine and the server need of a tokenizer, and the one that transformers loads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+__all__ = ["HubTokenizer", "TextTokenizer"]
+
+
+class TextTokenizer(Protocol):
+    """Text to tokens and back. Every method may be called from one thread at a time only."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render` works."""
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`; with `special` what the model expects around a whole text is added."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, special tokens left out."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, answer: bool, options: Mapping[str, Any] | None = None
+    ) -> str:
+        """The chat template's text of `messages`; with `answer` it ends where the model's answer starts.
+
+        Raises:
+            Exception: The template refuses these messages.
+        """
+
+
+class HubTokenizer:
+    """A tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._byte_level = "ByteLevel" in str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", ""))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer came with a chat template."""
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, special tokens left out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+        written = self._tokenizer.convert_ids_to_tokens(token)
+        if written is None:
+            return b""
+        if token in self._special:
+            return str(written).encode()
+        if self._byte_level and all(sign in _BYTE_OF for sign in written):
+            return bytes(_BYTE_OF[sign] for sign in written)
+        if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", written):
+            return bytes([int(match[1], 16)])
+        return str(written).replace("▁", " ").encode()
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, answer: bool, options: Mapping[str, Any] | None = None
+    ) -> str:
+        """The chat template's text of `messages`."""
+        return str(
+            self._tokenizer.apply_chat_template(
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=answer, **(options or {})
+            )
+        )
+
+
+def _signs_of_bytes() -> dict[str, int]:
+    """The signs in which byte-level vocabularies write bytes: themselves where printable, else from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _signs_of_bytes()

@@ -1,0 +1,146 @@
+"""The FastAPI application: routes, limits and the key."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
+
+from headway.engine import Engine, TextTokenizer
+from headway.errors import RequestError
+from headway.server.errors import install_error_handlers
+from headway.server.metrics import Metrics
+from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
+from headway.server.service import GenerationService, ServerOptions
+
+__all__ = ["create_app"]
+
+
+def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> FastAPI:
+    """Build the application around an engine that was started. When it shuts down, it closes the engine.
+
+    Servers of ASGI applications let running requests end before they shut an application down, so nobody is cut off.
+
+    Args:
+        engine: The engine; its observer is set to the application's metrics.
+        tokenizer: The model's tokenizer; used by one thread of the server and by no other.
+        options: The server's options.
+    """
+    service = GenerationService(engine, tokenizer, options)
+    metrics = Metrics(engine, options.model_name)
+    engine.observer = metrics
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(engine.close)
+        service.close()
+
+    app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    install_error_handlers(app)
+    app.include_router(_open_routes(engine, metrics))
+    app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_key))])
+    return app
+
+
+def _open_routes(engine: Engine, metrics: Metrics) -> APIRouter:
+    """What anyone may ask, key or not."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        if engine.healthy:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable"}, 503)
+
+    @router.get("/metrics")
+    def show_metrics() -> Response:
+        return Response(metrics.text(), media_type=metrics.content_type)
+
+    return router
+
+
+def _api_routes(service: GenerationService) -> APIRouter:
+    router = APIRouter()
+    options, started = service.options, int(time.time())
+    model = {
+        "id": options.model_name,
+        "object": "model",
+        "created": started,
+        "owned_by": "headway",
+        "max_model_len": service.engine.max_model_len,
+    }
+
+    @router.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await service.chat(parse_body(ChatRequest, await _read_json(request, options.max_body_bytes)), request)
+
+    @router.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        body = parse_body(CompletionRequest, await _read_json(request, options.max_body_bytes))
+        return await service.complete(body, request)
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        if name != options.model_name:
+            raise RequestError(f"the model {name!r} is not served here", "model", "model_not_found")
+        return model
+
+    @router.post("/reset_prefix_cache")
+    def reset() -> dict[str, Any]:
+        report = service.engine.reset()
+        return {
+            "blocks_freed": report.blocks_freed,
+            "checkpoints_removed": report.checkpoints,
+            "running_requests_detached": report.leases_detached,
+            "complete": report.leases_detached == 0,
+        }
+
+    return router
+
+
+def _key_check(api_key: str | None) -> Any:
+    async def check(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if api_key is not None and not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+            raise RequestError(
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", None, "invalid_api_key"
+            )
+
+    return check
+
+
+async def _read_json(request: Request, limit: int) -> Any:
+    """The decoded body.
+
+    Raises:
+        RequestError: It is larger than `limit` bytes (413), or no JSON.
+    """
+    too_large = RequestError(f"the body is larger than {limit} bytes", None, "body_too_large")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise too_large
+    except ClientDisconnect:
+        raise RequestError("the client went away while it sent the body") from None
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}", None, "invalid_json") from None

@@ -1,0 +1,217 @@
+"""`headway serve`: from a command line to a server that answers."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import socket
+from typing import Annotated
+
+import typer
+import uvicorn
+from rich.console import Console
+from rich.logging import RichHandler
+
+from headway.engine import EngineConfig
+from headway.engine.build import BuiltEngine, build_engine
+from headway.errors import ConfigError, HeadwayError
+from headway.runtime.command import Inspection
+from headway.runtime.memory import parse_bytes
+from headway.server.app import create_app
+from headway.server.service import ServerOptions
+
+__all__ = ["serve"]
+
+_SERVER, _MODEL, _CACHE, _LIMITS = "Server", "Model", "Cache", "Batches and limits"
+_EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="A directory, a hub id, or nothing for the small built-in model.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=_SERVER)] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535, rich_help_panel=_SERVER)] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key that clients must send.", envvar="HEADWAY_API_KEY", rich_help_panel=_SERVER),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in the API.", rich_help_panel=_SERVER)
+    ] = None,
+    grace: Annotated[
+        int,
+        typer.Option(help="Seconds that running requests get at shutdown.", min=0, rich_help_panel=_SERVER),
+    ] = 30,
+    log_level: Annotated[
+        str, typer.Option(help=f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}.", rich_help_panel=_SERVER)
+    ] = "info",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODEL)] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="fp32, bf16, or auto: fp32 on a CPU, else bf16.", rich_help_panel=_MODEL)
+    ] = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of prompt and answer together; the model's own limit by default.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory of the cache, such as 4GiB; by default most of a GPU's free memory, or half of "
+            "the free host memory up to 4 GiB.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    block_tokens: Annotated[int, typer.Option(help="Tokens in a block.", rich_help_panel=_CACHE)] = 16,
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="Which positions get a checkpoint, separated by commas; interval:N for every N tokens.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = ",".join(EngineConfig.placement),
+    eviction: Annotated[
+        str, typer.Option(help="What goes first when memory runs out: value or lru.", rich_help_panel=_CACHE)
+    ] = "value",
+    checkpoint_alignment: Annotated[
+        int, typer.Option(help="Checkpoints lie at multiples of this many tokens.", rich_help_panel=_CACHE)
+    ] = 1,
+    prefix_reuse: Annotated[
+        bool, typer.Option(help="Reuse what is cached, or compute every prompt anew.", rich_help_panel=_CACHE)
+    ] = True,
+    max_batched_tokens: Annotated[
+        int, typer.Option(help="Most tokens computed in one step.", rich_help_panel=_LIMITS)
+    ] = EngineConfig.max_batched_tokens,
+    max_running: Annotated[
+        int, typer.Option(help="Most requests that run at once.", rich_help_panel=_LIMITS)
+    ] = EngineConfig.max_running,
+    max_waiting: Annotated[
+        int, typer.Option(help="Most requests that wait; more are refused.", rich_help_panel=_LIMITS)
+    ] = EngineConfig.max_waiting,
+    max_body: Annotated[str, typer.Option(help="Largest body of a request.", rich_help_panel=_LIMITS)] = "16MiB",
+) -> None:
+    """Serve a model over the OpenAI API, reusing all that it has computed.
+
+    Without a MODEL, the small one that comes with Headway is served: nothing is downloaded. The first lines say how
+    much the cache holds, from how many tokens on a prefix is reused, and how to call the server. Ctrl-C or SIGTERM
+    ends it: running requests are finished first.
+    """
+    config = EngineConfig(
+        device=device,
+        dtype=dtype,
+        memory=None if memory is None else parse_bytes(memory),
+        max_model_len=max_model_len,
+        max_batched_tokens=max_batched_tokens,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        block_tokens=block_tokens,
+        placement=tuple(kind.strip() for kind in placement.split(",") if kind.strip()),
+        eviction=eviction,
+        checkpoint_alignment=checkpoint_alignment,
+        prefix_reuse=prefix_reuse,
+    )
+    body_limit = parse_bytes(max_body)
+    console = Console(stderr=True)
+    _set_up_logging(log_level, console)
+    listener = _bind(host, port)  # before the model is loaded: that may take minutes
+    if device == "cpu" and log_level != "debug":
+        logging.getLogger("transformers").setLevel(logging.ERROR)  # hints at faster kernels, which are for GPUs
+    with listener:
+        built = build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
+        options = ServerOptions(served_model_name or built.name, api_key, body_limit)
+        _announce(console, built, options, listener)
+        _run(built, options, listener, log_level, grace)
+
+
+def _set_up_logging(level: str, console: Console) -> None:
+    if level not in _LEVELS:
+        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(_LEVELS)}")
+    if console.is_terminal:
+        handler: logging.Handler = RichHandler(console=console, show_path=False)
+        logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s", datefmt="%X", force=True)
+    else:
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True)
+    for chatty in ("httpx", "httpcore", "filelock"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not listening yet.
+
+    Raises:
+        ConfigError: The port is taken, or there is no such address.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+    except OSError as error:
+        raise ConfigError(f"there is no address {host!r}: {error.strerror}") from error
+    listener = socket.socket(family, kind)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} of {host} is in use: choose another one with --port") from error
+        raise ConfigError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+    return listener
+
+
+def _announce(console: Console, built: BuiltEngine, options: ServerOptions, listener: socket.socket) -> None:
+    """Say what the cache holds, how it is run, and how to call the server."""
+    config, engine = built.engine.config, built.engine
+    Inspection(built.name, built.layout, engine.cache.geometry, built.capacity, config.checkpoint_alignment).show(
+        console
+    )
+    if not config.prefix_reuse:
+        console.print("  [bold yellow]prefix reuse is off[/]: every prompt is computed anew")
+    console.print(f"  longest request: {engine.max_model_len:,} tokens of prompt and answer together")
+    console.print(f"  checkpoints at: {', '.join(config.placement)}; evicted by {config.eviction}")
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    key = "" if options.api_key is None else " -H 'Authorization: Bearer KEY'"
+    console.print("\nCall it, and call it again to see cached_tokens:\n")
+    console.print(
+        f"  curl -s http://{shown}:{port}/v1/completions{key} -H 'Content-Type: application/json' \\\n"
+        f"    -d '{_EXAMPLE}'\n",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, log_level: str, grace: int) -> None:
+    """Serve until a signal says otherwise.
+
+    Raises:
+        HeadwayError: The server could not start.
+    """
+    app = create_app(built.engine.start(), built.tokenizer, options)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level=log_level,
+            lifespan="on",
+            timeout_graceful_shutdown=grace,
+            server_header=False,
+        )
+    )
+    # uvicorn raises the signal again when it has shut down; that must not end this process with a failure.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        built.engine.close()
+    if not server.started:
+        raise HeadwayError("the server could not start; the lines above say why")

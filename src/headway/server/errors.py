@@ -1,0 +1,91 @@
+"""Every error in the form that OpenAI clients expect, with the right HTTP status."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from headway.engine import EngineStoppedError, QueueFullError
+from headway.errors import HeadwayError, RequestError, UnservableError
+
+__all__ = ["error_body", "error_response", "install_error_handlers", "status_of"]
+
+logger = logging.getLogger(__name__)
+
+_STATUS_OF_CODE = {"model_not_found": 404, "body_too_large": 413, "invalid_api_key": 401}
+_TYPE_OF_STATUS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, RequestError):
+        return _STATUS_OF_CODE.get(error.code or "", 400)
+    if isinstance(error, UnservableError):
+        return 400
+    if isinstance(error, QueueFullError):
+        return 429
+    return 503 if isinstance(error, EngineStoppedError) else 500
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """The body of an error: `{"error": {"message", "type", "param", "code"}}`.
+
+    The message of an error that Headway did not raise on purpose stays in the log: it could name what is none of a
+    client's business.
+    """
+    status = status_of(error)
+    message = str(error) if isinstance(error, HeadwayError) else "the server failed; its log says why"
+    code = getattr(error, "code", None)
+    if isinstance(error, UnservableError):
+        code = "unservable"
+    elif isinstance(error, QueueFullError):
+        code = "queue_full"
+    return _body(message, status, getattr(error, "param", None), code)
+
+
+def error_response(error: BaseException) -> JSONResponse:
+    """The response to a request that failed with `error`."""
+    status = status_of(error)
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    if status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
+    return JSONResponse(error_body(error), status, headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every failing request of `app` answer in this form."""
+
+    async def headway_error(_: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.url.path} here"
+        elif error.status_code == 405:
+            message = f"{request.url.path} does not take {request.method}"
+        return JSONResponse(_body(message, error.status_code, None, None), error.status_code, error.headers)
+
+    async def fault(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(error)
+
+    app.add_exception_handler(HeadwayError, headway_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, fault)
+
+
+def _body(message: str, status: int, param: str | None, code: str | None) -> dict[str, Any]:
+    kind = _TYPE_OF_STATUS.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

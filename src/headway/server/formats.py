@@ -1,0 +1,255 @@
+"""The shapes of responses: whole answers and chunks of streamed ones, of chat and of plain completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
+from headway.server.prompts import PreparedPrompt
+
+__all__ = ["ChatFormat", "Choice", "CompletionFormat", "Format", "headway_report", "usage"]
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+def usage(prompts: Sequence[Sequence[RequestResult]]) -> dict[str, Any]:
+    """Token counts over the answers to each prompt. A prompt counts once, cached as its first answer found it."""
+    prompt = sum(answers[0].prompt_tokens for answers in prompts)
+    completion = sum(len(answer.tokens) for answers in prompts for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(answers[0].cached_tokens for answers in prompts)},
+    }
+
+
+def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, Any]:
+    """Why no more of a prompt was reused, and when things happened: the `headway` object of a response."""
+    explanation, timings = result.explanation, result.timings
+    losses = () if explanation is None else explanation.losses
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "cached_tokens": result.cached_tokens,
+        "resumed_from": result.resumed_from or None,
+        "matched_tokens": 0 if explanation is None else explanation.matched,
+        "losses": [
+            {"reason": loss.reason.value, "start": loss.start, "stop": loss.stop, "detail": loss.detail}
+            for loss in losses
+        ],
+        "boundaries": list(prompt.boundaries),
+        "breakpoints": list(prompt.breakpoints),
+        "preemptions": result.preemptions,
+        "seconds": {
+            "queue": _rounded(timings.queue),
+            "first_token": _rounded(timings.to_first_token),
+            "total": _rounded(timings.total),
+        },
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+@dataclass
+class Choice:
+    """One answer as far as it has come.
+
+    Attributes:
+        index: Its number in the response.
+        text: Its text.
+        logprobs: Log probabilities of its tokens.
+        result: How it ended, once it has.
+    """
+
+    index: int
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    result: RequestResult | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Append what a step added."""
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.result = delta.result or self.result
+
+
+class Format(Protocol):
+    """How one endpoint writes answers."""
+
+    def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
+        """The response with all answers."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The first chunk of answer `index`, or None if the endpoint has none."""
+
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+        """The chunk that adds `delta` to answer `index`."""
+
+    def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """The chunk without answers that carries the usage."""
+
+
+@dataclass
+class ChatFormat:
+    """`/v1/chat/completions`."""
+
+    model: str
+    tokenizer: TextTokenizer
+    with_logprobs: bool
+    identity: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
+        """The response with all answers."""
+        written = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs(choice.logprobs),
+                "finish_reason": choice.result.finish_reason if choice.result else None,
+            }
+            for choice in choices
+        ]
+        return self._frame("chat.completion", written) | {"usage": counts}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """The chunk that says who speaks."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+        """The chunk that adds `delta` to answer `index`."""
+        choice = {
+            "index": index,
+            "delta": {"content": delta.text} if delta.text or not delta.result else {},
+            "logprobs": self._logprobs(delta.logprobs),
+            "finish_reason": delta.result.finish_reason if delta.result else None,
+        }
+        return self._chunk([choice])
+
+    def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """The chunk without answers that carries the usage."""
+        return self._chunk([]) | {"usage": counts}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._frame("chat.completion.chunk", choices)
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.identity,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self.with_logprobs:
+            return None
+        content = [
+            self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]}
+            for entry in logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self.tokenizer.piece(token)
+        return {"token": _written(piece), "bytes": list(piece), "logprob": max(logprob, LOWEST_LOGPROB)}
+
+
+@dataclass
+class CompletionFormat:
+    """`/v1/completions`.
+
+    Attributes:
+        echoes: One a choice: the prompt's text to put before the answer, or "".
+    """
+
+    model: str
+    tokenizer: TextTokenizer
+    with_logprobs: bool
+    echoes: Sequence[str]
+    identity: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    _offsets: dict[int, int] = field(default_factory=dict)
+
+    def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
+        """The response with all answers."""
+        written = [
+            {
+                "index": choice.index,
+                "text": self.echoes[choice.index] + choice.text,
+                "logprobs": self._logprobs(choice.index, choice.logprobs),
+                "finish_reason": choice.result.finish_reason if choice.result else None,
+            }
+            for choice in choices
+        ]
+        return self._frame(written) | {"usage": counts}
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The chunk that repeats the prompt, if that was asked for."""
+        if not self.echoes[index]:
+            return None
+        choice = {"index": index, "text": self.echoes[index], "logprobs": None, "finish_reason": None}
+        return self._frame([choice])
+
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+        """The chunk that adds `delta` to answer `index`."""
+        choice = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": self._logprobs(index, delta.logprobs),
+            "finish_reason": delta.result.finish_reason if delta.result else None,
+        }
+        return self._frame([choice])
+
+    def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
+        """The chunk without answers that carries the usage."""
+        return self._frame([]) | {"usage": counts}
+
+    def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.identity,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+            "choices": choices,
+        }
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self.with_logprobs:
+            return None
+        texts = [self._text(entry.token) for entry in logprobs]
+        offset = self._offsets.get(index, 0)
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(entry.logprob, LOWEST_LOGPROB) for entry in logprobs],
+            "top_logprobs": [
+                {self._text(token): max(value, LOWEST_LOGPROB) for token, value in entry.top} for entry in logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        return _written(self.tokenizer.piece(token))
+
+
+def _written(piece: bytes) -> str:
+    r"""A token as text; one that is no whole character as `bytes:\xe6\xbc`, so that no two look alike."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

@@ -1,0 +1,135 @@
+"""The server's metrics, for Prometheus.
+
+Totals and levels are read from one snapshot of the engine at each scrape, so that they agree with each other; only
+distributions are kept here. Names use the words of the rest of Headway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headway.engine import Engine, EngineSnapshot, RequestResult
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+
+
+class Metrics(Collector):
+    """Metrics of one engine; its `Observer` and a Prometheus collector."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._queue = self._histogram("queue_seconds", "Time from arrival to admission.", _SECONDS)
+        self._first = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", _SECONDS)
+        self._total = self._histogram("request_seconds", "Time from arrival to the end.", _SECONDS)
+        self._step = self._histogram("step_seconds", "Time of one step.", _SECONDS)
+        self._step_tokens = self._histogram("step_tokens", "Tokens computed in one step.", _TOKENS)
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def request_finished(self, result: RequestResult) -> None:
+        """Take the times of a request that ended."""
+        times = result.timings
+        for histogram, value in (
+            (self._queue, times.queue),
+            (self._first, times.to_first_token),
+            (self._total, times.total),
+        ):
+            if value is not None:
+                histogram.observe(value)
+
+    def step_done(self, seconds: float, tokens: int) -> None:
+        """Take the time and size of a step."""
+        self._step.observe(seconds)
+        self._step_tokens.observe(tokens)
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: registering must not ask the engine."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Totals and levels of this moment."""
+        now = self._engine.snapshot()
+        yield from _requests(now)
+        yield from _tokens(now)
+        yield from _memory(now)
+        info = GaugeMetricFamily("headway_model_info", "The model that is served.", labels=["model"])
+        info.add_metric([self._model], 1)
+        yield info
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"headway_{name}", text, buckets=buckets, registry=self._registry)
+
+
+def _requests(now: EngineSnapshot) -> Iterator[Metric]:
+    counters = now.counters
+    yield _gauge("requests_running", "Requests that run.", now.running)
+    yield _gauge("requests_waiting", "Requests that wait.", now.waiting)
+    yield _counter("requests_admitted", "Requests admitted, each once.", counters.requests)
+    yield _counters("requests_finished", "Requests that ended, by reason.", "reason", dict(counters.finished))
+    yield _counters("requests_refused", "Requests refused at submission, by reason.", "reason", dict(counters.refused))
+    yield _counter("preemptions", "Running requests that gave way to others.", counters.preemptions)
+    yield _counter("steps", "Steps done.", counters.steps)
+    yield _counter("steps_failed", "Steps that failed.", counters.failed_steps)
+
+
+def _tokens(now: EngineSnapshot) -> Iterator[Metric]:
+    counters = now.counters
+    yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", counters.prompt_tokens)
+    yield _counter("prompt_hit_tokens", "Of these, tokens that were cached.", counters.hit_tokens)
+    yield _counters(
+        "prompt_lost_tokens", "Of these, tokens that were not cached, by reason.", "reason", dict(counters.lost_tokens)
+    )
+    yield _counter("resumed_tokens", "Tokens of requests that came back after a preemption.", counters.resumed_tokens)
+    yield _counter("resumed_hit_tokens", "Of these, tokens that were still cached.", counters.resumed_hit_tokens)
+    yield _counter("computed_tokens", "Tokens computed.", counters.computed_tokens)
+    yield _counter("generation_tokens", "Tokens of answers.", counters.generated_tokens)
+
+
+def _memory(now: EngineSnapshot) -> Iterator[Metric]:
+    cache = now.cache
+    blocks = {"free": cache.free, "leased": cache.leased, "pinned": cache.pinned, "evictable": cache.evictable}
+    family = GaugeMetricFamily("headway_blocks", "Blocks of the pool, by state.", labels=["state"])
+    for state, count in blocks.items():
+        family.add_metric([state], count)
+    yield family
+    yield _gauge("checkpoints", "Checkpoints kept.", cache.checkpoints)
+    events = cache.counters
+    for name, text, values in (
+        ("taken", "Checkpoints taken", events.taken),
+        ("reused", "Checkpoints resumed from at least once", events.reused),
+        ("evicted", "Checkpoints evicted", events.evicted),
+        ("evicted_unused", "Checkpoints evicted that nobody had resumed from", events.evicted_unused),
+    ):
+        yield _counters(f"checkpoints_{name}", f"{text}, by kind of placement.", "kind", dict(values))
+    yield _counters("resumed", "Requests that resumed from a checkpoint, by its kind.", "kind", dict(events.resumed))
+    yield _counter("blocks_evicted", "Blocks freed by eviction.", events.blocks_evicted)
+    yield _counter("pins_refused", "Pins refused because of the cap.", events.pins_refused)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"headway_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(f"headway_{name}", text, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"headway_{name}", text, value=value)

@@ -1,0 +1,207 @@
+"""What clients may send: the OpenAI API's fields that are supported, and Headway's own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from headway.errors import RequestError
+from headway.server.unsupported import refuse_unsupported
+
+__all__ = [
+    "CacheControl",
+    "ChatRequest",
+    "CompletionRequest",
+    "GenerationFields",
+    "HeadwayOptions",
+    "Message",
+    "StreamOptions",
+    "TextPart",
+    "parse_body",
+]
+
+MAX_CHOICES = 64
+MAX_STOPS = 16
+ShortText = Annotated[str, StringConstraints(max_length=512)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class CacheControl(_Record):
+    """A client's mark that others will share the prompt up to here."""
+
+    type: Literal["ephemeral"]
+
+
+class TextPart(_Record):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class Message(_Record):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    cache_control: CacheControl | None = None
+
+    def parts(self) -> list[str]:
+        """The texts of its parts."""
+        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+
+
+class StreamOptions(_Record):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class HeadwayOptions(_Record):
+    """What Headway offers beyond the OpenAI API.
+
+    Attributes:
+        explain: Say in the response why no more of the prompt was reused.
+        no_store: Read the cache, keep nothing of this request in it.
+        pin: Protect the first so many tokens of the prompt from eviction; true for the whole prompt.
+    """
+
+    explain: bool = False
+    no_store: bool = False
+    pin: bool | Annotated[int, Field(ge=0)] = False
+
+
+class GenerationFields(_Record):
+    """Fields that chat and plain completions share."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
+    ignore_eos: bool = False
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: ShortText | None = None
+    cache_salt: ShortText | None = None
+    headway: HeadwayOptions = HeadwayOptions()
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings.
+
+        Raises:
+            RequestError: An empty one.
+        """
+        given = [self.stop] if isinstance(self.stop, str) else (self.stop or [])
+        if "" in given:
+            raise RequestError("a stop string is empty; it would end every answer at once", "stop")
+        return tuple(given)
+
+
+class ChatRequest(GenerationFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+
+
+RequestT = TypeVar("RequestT", bound=GenerationFields)
+
+
+def parse_body(kind: type[RequestT], body: Any) -> RequestT:
+    """Check a decoded JSON body.
+
+    Raises:
+        RequestError: The message names the first field at fault and what it should be.
+    """
+    if not isinstance(body, dict):
+        raise RequestError("the body must be a JSON object", None, "invalid_body")
+    supported = refuse_unsupported(body)
+    _refuse_foreign_content(supported.get("messages"))
+    try:
+        return kind.model_validate(supported)
+    except ValidationError as error:
+        raise _as_request_error(error) from None
+
+
+_FOREIGN_PARTS = {
+    "image_url": "images are",
+    "image": "images are",
+    "input_audio": "audio is",
+    "audio_url": "audio is",
+    "video_url": "video is",
+    "file": "files are",
+    "refusal": "refusals are",
+}
+
+
+def _refuse_foreign_content(messages: Any) -> None:
+    """Refuse what this server cannot take in messages, with a better reason than `unexpected value`."""
+    for i, message in enumerate(messages if isinstance(messages, list) else []):
+        if not isinstance(message, dict):
+            continue
+        where = f"messages[{i}]"
+        if message.get("role") in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
+            raise RequestError("tool calls are not supported", where, "unsupported_parameter")
+        for j, part in enumerate(message["content"] if isinstance(message.get("content"), list) else []):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind in _FOREIGN_PARTS:
+                raise RequestError(
+                    f"{_FOREIGN_PARTS[kind]} not supported: this server takes text only",
+                    f"{where}.content[{j}]",
+                    "unsupported_content",
+                )
+
+
+def _as_request_error(error: ValidationError) -> RequestError:
+    """The fault that went deepest into the body: of a union's branches, the one that the client meant."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    fault = max(faults, key=lambda f: sum(isinstance(step, int) for step in f["loc"]))
+    param = _path(fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return RequestError(f"unknown field {param}", param, "unknown_parameter")
+    if fault["type"] == "missing":
+        return RequestError(f"{param} is missing", param, "missing_required_parameter")
+    return RequestError(f"{param}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", param, "invalid_value")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """A field's path as a client writes it, without the names that pydantic gives to branches of a union."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif step.isidentifier() and step not in _BRANCHES:
+            path += f".{step}" if path else step
+    return path
+
+
+_BRANCHES = {"str", "int", "bool", "TextPart", "constrained"}

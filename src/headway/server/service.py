@@ -1,0 +1,279 @@
+"""From a request's body to its response, the same for both endpoints: prepare, submit, then collect or stream.
+
+Whatever happens to the HTTP request (answered, failed, cancelled, the client gone), leaving `_aborting` ends its
+requests in the engine, so that no answer is computed for nobody. A client that goes away is noticed while its request
+waits in the queue as well, because something always listens to the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextTokenizer
+from headway.errors import HeadwayError, RequestError
+from headway.server.errors import error_body
+from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, headway_report, usage
+from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
+from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
+from headway.server.sampling import generation_requests
+
+__all__ = ["GenerationService", "ServerOptions"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the server is told beside the engine.
+
+    Attributes:
+        model_name: Under which the model is served.
+        api_key: What clients must send as bearer token; None lets everybody in.
+        max_body_bytes: Largest body of a request.
+    """
+
+    model_name: str
+    api_key: str | None = None
+    max_body_bytes: int = 16 * 1024**2
+
+
+@dataclass
+class _Job:
+    """The answers to one HTTP request."""
+
+    format: Format
+    prompts: Sequence[PreparedPrompt]
+    handles: Sequence[RequestHandle]
+    explain: bool
+    include_usage: bool
+    choices: list[Choice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choices = [Choice(i) for i in range(len(self.handles))]
+
+    @property
+    def results(self) -> list[list[RequestResult]]:
+        """The results of the answers to each prompt."""
+        results = [choice.result for choice in self.choices if choice.result is not None]
+        each = len(self.handles) // len(self.prompts)
+        return [results[i : i + each] for i in range(0, len(results), each)]
+
+    def totals(self) -> dict[str, Any]:
+        """Token counts of all answers."""
+        return usage(self.results)
+
+    def report(self) -> dict[str, Any]:
+        """The `headway` member of the response, if it was asked for: for one prompt its report, for several a list."""
+        if not self.explain:
+            return {}
+        reports = [
+            headway_report(prompt, answers[0]) for prompt, answers in zip(self.prompts, self.results, strict=True)
+        ]
+        return {"headway": reports[0] if len(reports) == 1 else {"prompts": reports}}
+
+
+class GenerationService:
+    """Answers requests with an engine.
+
+    Attributes:
+        engine: The engine.
+        options: The server's options.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self._tokenizer = tokenizer
+        # One thread: tokenizers are not made to be used by several at once.
+        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headway-tokenizer")
+
+    def close(self) -> None:
+        """Stop the tokenizer's thread."""
+        self._tokenizing.shutdown(wait=True)
+
+    async def chat(self, body: ChatRequest, http: Request) -> Response:
+        """Answer `POST /v1/chat/completions`."""
+        self._check_model(body)
+        prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer))
+        form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
+        return await self._answer(body, [prompt], form, http)
+
+    async def complete(self, body: CompletionRequest, http: Request) -> Response:
+        """Answer `POST /v1/completions`."""
+        self._check_model(body)
+        prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer))
+        echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
+        form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
+        return await self._answer(body, prompts, form, http)
+
+    def _check_model(self, body: GenerationFields) -> None:
+        if body.model is not None and body.model != self.options.model_name:
+            raise RequestError(
+                f"the model {body.model!r} is not served here; {self.options.model_name!r} is",
+                "model",
+                "model_not_found",
+            )
+        if body.stream_options is not None and not body.stream:
+            raise RequestError("stream_options needs stream: true", "stream_options")
+
+    async def _tokenize(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+
+    async def _answer(
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[PreparedPrompt],
+        form: Format,
+        http: Request,
+    ) -> Response:
+        handles: list[RequestHandle] = []
+        try:
+            for prompt in prompts:
+                handles += self.engine.submit_group(generation_requests(body, prompt, self.engine))
+        except BaseException:
+            _abort(handles)
+            raise
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        job = _Job(form, prompts, handles, body.headway.explain, include_usage)
+        if body.stream:
+            return _EventStream(job)
+        with _aborting(handles):
+            if await _unless_gone(_collect(job), http.receive):
+                return JSONResponse(form.whole(job.choices, job.totals()) | job.report())
+        return Response(status_code=499)  # nobody is there to read it
+
+
+class _EventStream(Response):
+    """A streamed answer, as server-sent events."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: _Job) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until all answers have ended or the client is gone."""
+        with _aborting(self._job.handles):
+            await _unless_gone(self._send_events(send), receive)
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with contextlib.aclosing(_events(self._job)) as chunks:
+            async for chunk in chunks:
+                data = f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk, separators=(',', ':'))}\n\n"
+                await send({"type": "http.response.body", "body": data.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _events(job: _Job) -> AsyncGenerator[dict[str, Any] | str, None]:
+    """The chunks of a streamed answer, `[DONE]` at its end, or the error that ended it."""
+    for choice in job.choices:
+        opening = job.format.opening(choice.index)
+        if opening is not None:
+            yield opening
+    open_choices = len(job.choices)
+    try:
+        async with contextlib.aclosing(_merged(job.handles)) as deltas:
+            async for index, delta in deltas:
+                job.choices[index].add(delta)
+                open_choices -= delta.result is not None
+                if delta.text or delta.logprobs or delta.result:
+                    chunk = job.format.chunk(index, delta)
+                    last = open_choices == 0 and delta.result is not None and not job.include_usage
+                    yield chunk | {"usage": job.totals()} | job.report() if last else chunk
+        if job.include_usage:
+            yield job.format.closing(job.totals()) | job.report()
+        yield "[DONE]"
+    except HeadwayError as error:
+        yield error_body(error)
+
+
+async def _collect(job: _Job) -> None:
+    async with contextlib.aclosing(_merged(job.handles)) as deltas:
+        async for index, delta in deltas:
+            job.choices[index].add(delta)
+
+
+async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """The deltas of several requests as they come.
+
+    Raises:
+        HeadwayError: One of the requests failed.
+    """
+    news: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue()
+
+    async def pump(index: int, handle: RequestHandle) -> None:
+        try:
+            async for delta in handle:
+                news.put_nowait((index, delta))
+            news.put_nowait((index, None))
+        except Exception as error:
+            news.put_nowait((index, error))
+
+    pumps = [asyncio.create_task(pump(i, handle)) for i, handle in enumerate(handles)]
+    try:
+        left = len(pumps)
+        while left:
+            index, item = await news.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+async def _unless_gone(work: Any, receive: Receive) -> bool:
+    """Await `work`, or stop it when the client goes away. Returns whether it was done.
+
+    Raises:
+        Exception: Whatever `work` raises.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return False
+        working.result()
+        return True
+    finally:
+        unfinished = [task for task in (working, watching) if not task.done()]
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.contextmanager
+def _aborting(handles: Sequence[RequestHandle]) -> Iterator[None]:
+    """End whatever of `handles` still runs when the block is left, in whatever way."""
+    try:
+        yield
+    finally:
+        _abort(handles)
+
+
+def _abort(handles: Sequence[RequestHandle]) -> None:
+    for handle in handles:
+        handle.abort()

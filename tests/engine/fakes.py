@@ -1,0 +1,134 @@
+"""A device without a model: every entry it stores is a fingerprint of the exact tokens before it.
+
+What a row computes depends on every entry that a real model would read for it, as it lies in memory now. So an entry
+that was reused for another prefix, overwritten too early, not copied or never written gives other tokens than
+`expected_answer`, which computes the same function of the whole sequence without any memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache import CacheGeometry, TableKind
+from headway.engine import StepOutput, StepWork, Vocabulary
+
+VOCAB = 61
+EOS = 0
+_PRIME = (1 << 61) - 1
+_START = 1234567
+
+
+def vocabulary(max_model_len: int | None = None) -> Vocabulary:
+    return Vocabulary(VOCAB, lambda tokens: "".join(chr(ord("0") + t) for t in tokens), (EOS,), max_model_len)
+
+
+def _mix(*values: int) -> int:
+    out = 17
+    for value in values:
+        out = (out * 1000003 + value + 0x9E3779B9) % _PRIME
+    return out
+
+
+def _first_read(kind: TableKind, window: int, chunk: int, position: int) -> int:
+    """First entry that the token at `position` reads."""
+    if kind is TableKind.WINDOW:
+        return max(0, position - window + 1)
+    return position // chunk * chunk if kind is TableKind.CHUNK else 0
+
+
+class FakeDevice:
+    """An executor. Thread-safe as far as one engine and one test need it."""
+
+    def __init__(self, geometry: CacheGeometry, blocks: int, seed: int = 0) -> None:
+        garbage = np.random.default_rng(seed)
+        self._geometry = geometry
+        self._memory = [
+            garbage.integers(1, _PRIME, (blocks, max(1, table.block_tokens)), dtype=np.int64)
+            for table in geometry.tables
+        ]
+        self.fail_when: Callable[[StepWork], bool] = lambda work: False
+        self.before_step: Callable[[StepWork], None] = lambda work: None
+        self.steps: list[list[int]] = []
+        self.closed = threading.Event()
+
+    def run(self, work: StepWork) -> StepOutput:
+        self.before_step(work)
+        step = work.step
+        self.steps.append([int(c) for c in step.counts])
+        self._copy(step.copies[:, 0], step.copies[:, 1])
+        sampled = np.zeros(len(step.rows), dtype=np.int32)
+        fresh = set(np.asarray(step.fresh).tolist())
+        for i, row in enumerate(step.rows):
+            if step.counts[i] > 0:
+                table_rows = [table[row] for table in work.tables]
+                sampled[i] = self._row(table_rows, int(step.starts[i]), work.tokens[i], int(row) in fresh)
+        if self.fail_when(work):
+            raise RuntimeError("the device says no")
+        for export in step.exports:
+            self._copy(export.source, export.destination)
+        return StepOutput(sampled, [None] * len(step.rows))
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def _copy(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
+        for memory in self._memory:
+            memory[destination] = memory[source]
+
+    def _row(self, rows: Sequence[NDArray[np.int32]], start: int, tokens: NDArray[np.int32], fresh: bool) -> int:
+        state = self._load_state(rows, fresh)
+        out = 0
+        for position, token in enumerate(np.asarray(tokens).tolist(), start):
+            tag = _mix(token, self._reads(rows, position), state)
+            state = _mix(state, token, 5) if self._geometry.state_table else _START
+            for table, row, memory in zip(self._geometry.tables, rows, self._memory, strict=True):
+                if table.kind is not TableKind.STATE:
+                    memory[row[position // table.span], position % table.span] = tag
+            out = tag
+        for table, row, memory in zip(self._geometry.tables, rows, self._memory, strict=True):
+            if table.kind is TableKind.STATE:
+                memory[row[: table.state_blocks], 0] = state
+        return out % VOCAB
+
+    def _load_state(self, rows: Sequence[NDArray[np.int32]], fresh: bool) -> int:
+        for table, row, memory in zip(self._geometry.tables, rows, self._memory, strict=True):
+            if table.kind is TableKind.STATE and not fresh:
+                values = {int(v) for v in memory[row[: table.state_blocks], 0]}
+                return values.pop() if len(values) == 1 else -1
+        return _START
+
+    def _reads(self, rows: Sequence[NDArray[np.int32]], position: int) -> int:
+        total = 0
+        for table, row, memory in zip(self._geometry.tables, rows, self._memory, strict=True):
+            if table.kind is not TableKind.STATE:
+                first = _first_read(table.kind, table.window, table.chunk, position)
+                read = np.arange(first, position)
+                entries = memory[row[read // table.span], read % table.span]
+                total += sum(entries.tolist()) * (table.index + 1)
+        return total
+
+
+def expected_answer(
+    geometry: CacheGeometry, prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = False
+) -> list[int]:
+    """What the device answers to `prompt` if nothing goes wrong."""
+    tags: list[int] = []
+    state = _START
+    answer: list[int] = []
+    tokens = list(prompt)
+    while len(answer) < max_tokens and (ignore_eos or not answer or answer[-1] != EOS):
+        for position in range(len(tags), len(tokens)):
+            reads = 0
+            for table in geometry.tables:
+                if table.kind is not TableKind.STATE:
+                    first = _first_read(table.kind, table.window, table.chunk, position)
+                    reads += sum(tags[first:position]) * (table.index + 1)
+            tags.append(_mix(tokens[position], reads, state))
+            state = _mix(state, tokens[position], 5) if geometry.state_table else _START
+        answer.append(tags[-1] % VOCAB)
+        tokens.append(answer[-1])
+    return answer

@@ -1,0 +1,107 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from headway.engine import TextStream
+
+
+def decode_bytes(tokens: Sequence[int]) -> str:
+    """Token i is byte i; what is no UTF-8 shows as the replacement character, as tokenizers do it."""
+    return bytes(t for t in tokens if t < 256).decode(errors="replace")
+
+
+def stream(text: bytes, stop: Sequence[str] = ()) -> list[str]:
+    out = TextStream(decode_bytes, stop=stop)
+    shown = []
+    for byte in text:
+        shown.append(out.push(byte))
+        if out.stopped_by is not None:
+            break
+    shown.append(out.finish())
+    assert "".join(shown) == out.text
+    return shown
+
+
+def test_a_character_appears_once_and_whole():
+    text = "aé漢🙂e\u0301z"
+    shown = stream(text.encode())
+    assert "".join(shown) == text
+    assert all("\ufffd" not in piece for piece in shown)
+
+
+def test_bytes_that_are_no_text_do_not_hold_up_the_answer():
+    shown = stream(b"ab" + b"\xff" * 40 + b"cd")
+    assert "".join(shown) == "ab" + "\ufffd" * 40 + "cd"
+    longest_silence = max(map(len, "".join("x" if s else "." for s in shown).split("x")))
+    assert longest_silence <= 8
+
+
+def test_an_unfinished_character_is_shown_at_the_end():
+    assert "".join(stream("a漢".encode()[:-1])) == "a\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected", "by"),
+    [
+        ("one two three", ["two"], "one ", "two"),
+        ("one two three", ["four"], "one two three", None),
+        ("aaab", ["aab"], "a", "aab"),
+        ("xyxyxz", ["xyxz"], "xy", "xyxz"),
+        ("stop", ["stop"], "", "stop"),
+        ("a\n\nb", ["\n\n"], "a", "\n\n"),
+        ("abc", ["bcd", "bc"], "a", "bc"),
+        ("漢字終", ["終"], "漢字", "終"),
+        ("almost sto", ["stop"], "almost sto", None),
+    ],
+)
+def test_stop_strings(text: str, stop: list[str], expected: str, by: str | None):
+    out = TextStream(decode_bytes, stop=stop)
+    shown = ""
+    for byte in text.encode():
+        shown += out.push(byte)
+        assert expected.startswith(shown), "part of a stop string was shown"
+        if out.stopped_by is not None:
+            break
+    shown += out.finish()
+    assert (shown, out.text, out.stopped_by) == (expected, expected, by)
+
+
+def test_the_leading_space_depends_on_the_prompt():
+    words = {1: "Hello", 2: " world", 3: " again"}
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(words[t] for t in tokens).lstrip()  # as sentencepiece tokenizers do
+
+    out = TextStream(decode, prompt=[1])
+    assert out.push(2) + out.push(3) + out.finish() == " world again"
+
+
+def test_special_tokens_are_silent_and_the_window_stays_short():
+    sizes = []
+
+    def decode(tokens: Sequence[int]) -> str:
+        sizes.append(len(tokens))
+        return decode_bytes(tokens)
+
+    out = TextStream(decode)
+    shown = "".join(out.push(999) for _ in range(1000)) + out.push(65)
+    assert shown == "A"
+    assert max(sizes) <= 130
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_texts_and_stops_agree_with_find(seed: int):
+    rng = np.random.default_rng(seed)
+    alphabet = list("abé漢🙂")
+    text = "".join(rng.choice(alphabet, 80))
+    stops = ["".join(rng.choice(alphabet, rng.integers(1, 5))) for _ in range(3)]
+    cuts = [at for s in stops if (at := text.find(s)) >= 0]
+    ends = [text.find(s) + len(s) for s in stops if s in text]
+    shown = "".join(stream(text.encode(), stops))
+    if not cuts:
+        assert shown == text
+    else:
+        first_end = min(ends)  # the answer ends at the token that completes the first stop string
+        expected = min(text.find(s) for s in stops if s in text and text.find(s) + len(s) == first_end)
+        assert shown == text[:expected]

@@ -1,0 +1,114 @@
+"""`headway serve` as a user runs it: a process of its own."""
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headway.cli import main
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "headway", "serve", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A server that listens: its process, its address, and what it printed until then."""
+    process = start("--port", "0", "--memory", "8MiB", *arguments)
+    try:
+        printed = ""
+        assert process.stderr is not None
+        for line in process.stderr:
+            printed += line
+            if "Application startup complete" in line:
+                break
+        found = re.search(r"http://127\.0\.0\.1:\d+", printed)
+        assert found, printed
+        yield process, found[0], printed
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_serve_prints_what_matters_and_answers_the_call_it_prints(tiny_model: Path):
+    with served(str(tiny_model), "--served-model-name", "mine", "--checkpoint-alignment", "4") as (process, url, text):
+        for part in ("state", "full", "blocks", "checkpoints", "shortest reusable prefix: 4", "longest request: 2,048"):
+            assert part in text
+        call = re.search(r"-d '(\{.*\})'", text)
+        assert call
+        answers = [httpx.post(f"{url}/v1/completions", json=json.loads(call[1]), timeout=60).json() for _ in range(2)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        assert answers[0]["model"] == "mine"
+        assert answers[1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 12}, "15, down to a multiple of 4"
+        body = {"prompt": "Tell me all", "max_tokens": 60, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+
+
+def failure(*arguments: str) -> str:
+    """What a server that does not start says, in one line."""
+    process = start(*arguments)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode not in (0, None)
+    assert "Traceback" not in errors
+    lines = [line for line in errors.splitlines() if line.startswith("headway: ")]
+    assert len(lines) == 1, errors
+    return lines[0]
+
+
+def test_too_little_memory(tiny_model: Path):
+    assert "give at least" in failure(str(tiny_model), "--port", "0", "--memory", "20KiB")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The same without a process of its own."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *arguments])
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+    assert ended.value.code not in (0, None)
+    return capsys.readouterr().err
+
+
+def test_a_port_in_use_is_noticed_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is in use" in refused(capsys, "./no/such/model", "--port", str(port))
+
+
+def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
+    assert "there is no directory './no/such/model'" in refused(capsys, "./no/such/model", "--port", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--memory", "much"), "is not a size"),
+        (("--placement", "somewhere"), "unknown placement"),
+        (("--max-running", "99", "--max-batched-tokens", "9"), "raise the first or lower the second"),
+        (("--log-level", "loud"), "loud"),
+        (("--host", "no.such.host.invalid"), "no address"),
+    ],
+)
+def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):
+    assert text in refused(capsys, *options)

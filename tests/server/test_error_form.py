@@ -1,0 +1,147 @@
+"""Whatever is wrong with a request, the answer has the form that OpenAI clients expect, and says what to change."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.server.fakes import Running, running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running() as server:
+        yield server
+
+
+ERRORS: list[tuple[str, dict[str, Any], int, str | None, str | None, str]] = [
+    ("completions", {}, 400, "prompt", "missing_required_parameter", "prompt is missing"),
+    ("completions", {"prompt": ""}, 400, "prompt", "empty_prompt", "empty"),
+    ("completions", {"prompt": []}, 400, "prompt", "empty_prompt", "empty"),
+    ("completions", {"prompt": ["a", ""]}, 400, "prompt", "empty_prompt", "empty"),
+    ("completions", {"prompt": [1, 2, 999]}, 400, "prompt", "invalid_token", "999"),
+    ("completions", {"prompt": [-1]}, 400, "prompt", "invalid_token", "negative"),
+    ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "invalid_value", "greater than or equal to 1"),
+    ("completions", {"prompt": "a", "max_tokens": 9999}, 400, "prompt", "context_length_exceeded", "600"),
+    ("completions", {"prompt": "a" * 700}, 400, "prompt", "context_length_exceeded", "700"),
+    ("completions", {"prompt": "a", "temperature": 3}, 400, "temperature", "invalid_value", "less than or equal"),
+    ("completions", {"prompt": "a", "temperature": "hot"}, 400, "temperature", "invalid_value", "number"),
+    ("completions", {"prompt": "a", "n": 1000}, 400, "n", "invalid_value", "64"),
+    ("completions", {"prompt": "a", "stop": ""}, 400, "stop", None, "empty"),
+    ("completions", {"prompt": "a", "temprature": 1}, 400, "temprature", "unknown_parameter", "unknown field"),
+    ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_parameter", "not supported"),
+    ("completions", {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo", None, "not supported"),
+    ("completions", {"prompt": "a", "logit_bias": {"99": 1}}, 400, "logit_bias", None, "99"),
+    ("completions", {"prompt": "a", "headway": {"pin": True, "no_store": True}}, 400, "headway.pin", None, "choose"),
+    ("completions", {"prompt": "a", "headway": {"explian": True}}, 400, "headway.explian", "unknown_parameter", ""),
+    ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", None, "stream: true"),
+    ("completions", {"prompt": "a", "model": "other"}, 404, "model", "model_not_found", "other"),
+    ("chat/completions", {"messages": []}, 400, "messages", "invalid_value", "at least 1"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "king", "content": "a"}]},
+        400,
+        "messages[0].role",
+        "invalid_value",
+        "",
+    ),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user"}]},
+        400,
+        "messages[0].content",
+        "missing_required_parameter",
+        "",
+    ),
+    ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, "messages", None, "cannot begin"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "messages[0].content[0]",
+        "unsupported_content",
+        "text only",
+    ),
+    (
+        "chat/completions",
+        {"messages": [{"role": "tool", "content": "a"}]},
+        400,
+        "messages[0]",
+        "unsupported_parameter",
+        "tool",
+    ),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "a", "cache_control": {"type": "forever"}}]},
+        400,
+        "messages[0].cache_control.type",
+        "invalid_value",
+        "ephemeral",
+    ),
+]
+TALK = {"messages": [{"role": "user", "content": "a"}]}
+ERRORS += [
+    ("chat/completions", TALK | {name: value}, 400, name, code, text)
+    for name, value, code, text in (
+        ("tools", [{"type": "function"}], "unsupported_parameter", "tool calls"),
+        ("response_format", {"type": "json_schema", "json_schema": {}}, "unsupported_parameter", "constrained"),
+        ("response_format", {"type": "json_object"}, "unsupported_parameter", "constrained"),
+        ("audio", {"voice": "x"}, "unsupported_parameter", "only text"),
+        ("modalities", ["audio"], "unsupported_parameter", "only text"),
+        ("store", True, "unsupported_parameter", "not stored"),
+        ("top_logprobs", 3, None, "logprobs: true"),
+        ("max_completion_tokens", -1, "invalid_value", ""),
+        ("chat_template_kwargs", {"chat_template": "x"}, None, "may not set chat_template"),
+    )
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param", "code", "text"), ERRORS)
+def test_errors_have_the_form_that_clients_expect(
+    server: Running, path: str, body: dict[str, Any], status: int, param: str | None, code: str | None, text: str
+):
+    error = server.post(f"/v1/{path}", status, **body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["code"]) == (param, code)
+    assert text in error["message"]
+    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+def test_what_asks_for_nothing_is_accepted(server: Running):
+    nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "store": False, "user": "me"}
+    answer = server.chat("Hello", max_tokens=2, frequency_penalty=0, presence_penalty=0, logit_bias={}, **nothing)
+    assert answer["choices"][0]["message"]["content"] == server.expected("<user>Hello</><assistant>", 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "text"),
+    [(b"{", 400, "not JSON"), (b"[]", 400, "JSON object"), (b'"' + b"x" * (2 << 20) + b'"', 413, "larger than")],
+)
+def test_bodies_that_are_no_requests(server: Running, content: bytes, status: int, text: str):
+    response = server.http.post("/v1/completions", content=content)
+    assert response.status_code == status
+    assert text in response.json()["error"]["message"]
+
+
+def test_a_body_without_a_declared_length_is_limited_too(server: Running):
+    response = server.http.post("/v1/completions", content=(b"x" * 65536 for _ in range(40)))
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_unknown_paths_and_methods(server: Running):
+    response = server.http.get("/v1/nothing")
+    assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+    response = server.http.get("/v1/completions")
+    assert response.status_code == 405
+    assert "GET" in response.json()["error"]["message"]
+    assert server.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_step_that_always_fails_is_a_server_error_and_the_server_goes_on():
+    with running() as server:
+        server.device.fail_when = lambda work: True
+        error = server.complete("Hello", 500, max_tokens=2)["error"]
+        assert error["type"] == "server_error"
+        assert "the device says no" in error["message"]
+        server.device.fail_when = lambda work: False
+        assert server.complete("Hello", max_tokens=4)["choices"][0]["text"] == server.expected("Hello", 4)
