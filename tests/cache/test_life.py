@@ -1,0 +1,374 @@
+"""The life of a request, step by step: blocks, copies, states, batches, ends, and misuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
+
+from headway.cache import CheckpointRemoved, CheckpointStored, Event, Prompt, Recurrent, SlidingWindow
+from headway.errors import LeaseError, UnservableError
+
+
+def test_a_prefill_takes_blocks_as_it_goes_and_gives_them_back() -> None:
+    engine = Engine.of(ATTENTION)
+    lease = engine.start(tokens((1, 10)))
+    assert engine.cache.free_blocks == 100
+    engine.step(lease, count=5)
+    assert engine.cache.free_blocks == 98
+    engine.step(lease)
+    assert engine.cache.free_blocks == 97
+    engine.cache.finish([lease.row])
+    assert engine.cache.leases == 0
+    assert engine.cache.stats().leased == 0
+
+
+def test_next_stop_is_the_next_checkpoint_and_then_the_end() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 30)), breakpoints=(12,))
+    stops = []
+    while lease.computed < 30:
+        stops.append(lease.next_stop)
+        engine.step(lease)
+    assert stops == [12, 29, 30]
+
+
+def test_a_step_beyond_a_checkpoint_is_cut_there() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 30)), breakpoints=(12,))
+    step = engine.cache.extend([lease.row], [30])
+    assert step.counts.tolist() == [12]
+    assert [export.position for export in step.exports] == [12]
+
+
+def test_a_model_that_exports_inside_a_chunk_is_not_cut() -> None:
+    engine = Engine.of(ATTENTION, STATE, exports_inside=True)
+    lease = engine.start(tokens((1, 30)), breakpoints=(12,))
+    step = engine.cache.extend([lease.row], [30])
+    assert step.counts.tolist() == [30]
+    assert [export.position for export in step.exports] == [12, 29]
+    engine.cache.commit(step)
+    assert engine.hit(tokens((1, 12), (2, 5))) == 12
+    assert engine.hit(tokens((1, 30))) == 29
+
+
+def test_a_window_alone_does_not_cut_a_step() -> None:
+    engine = Engine.of(ATTENTION, SlidingWindow("w", 64, 6))
+    lease = engine.start(tokens((1, 30)), breakpoints=(12,))
+    assert engine.cache.extend([lease.row], [30]).counts.tolist() == [30]
+
+
+def test_a_state_starts_from_zero_or_from_a_copy() -> None:
+    engine = Engine.of(STATE, blocks=9)
+    first = engine.start(tokens((1, 9)))
+    step = engine.cache.extend([first.row], [8])
+    assert step.fresh.tolist() == [first.row]
+    assert len(step.copies) == 0
+    engine.cache.commit(step)
+    second = engine.start(tokens((1, 9)))
+    assert second.computed == 8
+    step = engine.cache.extend([second.row], [1])
+    assert step.fresh.tolist() == []
+    assert step.copies[:, 1].tolist() == engine.cache.tables[0][second.row].tolist()
+
+
+def test_resuming_inside_a_block_writes_to_a_copy() -> None:
+    engine = Engine.of(ATTENTION)
+    engine.run(tokens((1, 10)))
+    lease = engine.start(tokens((1, 10), (2, 4)))
+    assert lease.computed == 10
+    shared = engine.cache.lookup(Prompt(tokens((1, 10), (2, 4)))).blocks(0).tolist()
+    step = engine.cache.extend([lease.row], [4])
+    row = engine.cache.tables[0][lease.row]
+    assert row[:2].tolist() == shared[:2]
+    assert step.copies.tolist() == [[shared[2], row[2]]]
+    assert row[2] != shared[2]
+
+
+def test_resuming_at_the_end_of_a_block_copies_nothing() -> None:
+    engine = Engine.of(ATTENTION)
+    engine.run(tokens((1, 8)))
+    lease = engine.start(tokens((1, 8), (2, 4)))
+    assert len(engine.cache.extend([lease.row], [4]).copies) == 0
+
+
+def test_two_of_the_same_leave_one_copy() -> None:
+    engine = Engine.of(ATTENTION)
+    twins = [engine.start(tokens((1, 40))) for _ in range(2)]
+    engine.step(*twins, count=20)
+    assert engine.cache.free_blocks == 95
+    engine.step(*twins)
+    assert engine.cache.free_blocks == 90
+    engine.cache.finish([twin.row for twin in twins])
+    assert engine.cache.free_blocks == 90
+
+
+def test_a_running_request_serves_others_what_it_has_committed() -> None:
+    engine = Engine.of(ATTENTION)
+    lease = engine.start(tokens((1, 40)))
+    step = engine.cache.extend([lease.row], [20])
+    assert engine.hit(tokens((1, 40))) == 0
+    engine.cache.commit(step)
+    assert engine.hit(tokens((1, 40))) == 20
+
+
+def test_an_answer_serves_others_once_a_stretch_has_gathered() -> None:
+    engine = Engine.of(ATTENTION, answer_stretch=64)
+    lease = engine.start(tokens((1, 8)))
+    for token in range(70):
+        engine.step(lease, sampled=5000 + token)
+    told = np.concatenate([tokens((1, 8)), np.arange(5000, 5040, dtype=np.int32)])
+    assert engine.hit(told) == 47
+    told = np.concatenate([tokens((1, 8)), np.arange(5000, 5070, dtype=np.int32)])
+    assert 8 + 63 <= engine.hit(told) <= 77
+
+
+def test_the_answer_is_known_when_the_request_ends() -> None:
+    engine = Engine.of(ATTENTION)
+    engine.run(tokens((1, 8)), answer=[50, 51, 52])
+    told = np.concatenate([tokens((1, 8)), np.array([50, 51, 52, 53], dtype=np.int32)])
+    assert engine.hit(told) == 10  # the last of the answer was never computed
+
+
+def test_preempted_work_comes_back_and_a_failed_step_does_not() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 40)))
+    engine.step(lease, count=16)
+    engine.cache.preempt([lease.row])
+    lease = engine.start(tokens((1, 40)))
+    assert lease.computed == 16
+    step = engine.cache.extend([lease.row], [10])
+    engine.cache.fail(step)
+    with pytest.raises(LeaseError):
+        engine.cache.extend([lease.row], [1])
+    with pytest.raises(LeaseError):
+        engine.cache.finish([lease.row])
+    engine.cache.abort([lease.row])
+    assert engine.hit(tokens((1, 40))) == 16
+    assert engine.cache.stats().leased == 0
+
+
+def test_aborting_before_the_first_step_leaves_nothing() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 40)))
+    engine.cache.abort([lease.row])
+    assert engine.cache.free_blocks == 100
+    assert engine.hit(tokens((1, 40))) == 0
+
+
+def test_no_store_reads_and_leaves_nothing() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    engine.run(tokens((1, 20)))
+    before = engine.cache.free_blocks
+    assert engine.run(tokens((1, 20), (2, 9)), no_store=True) == 20 - 0
+    assert engine.cache.free_blocks == before
+    assert engine.hit(tokens((1, 20), (2, 9))) == 20
+
+
+def test_reset_with_running_requests() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    engine.run(tokens((2, 20)))
+    lease = engine.start(tokens((1, 20)))
+    engine.step(lease, count=10)
+    report = engine.cache.reset()
+    assert report.leases_detached == 1
+    assert report.checkpoints == 2
+    assert report.blocks_freed > 0
+    assert engine.hit(tokens((2, 20))) == 0
+    engine.compute(lease)
+    assert engine.hit(tokens((1, 20))) == 0
+    engine.cache.finish([lease.row])
+    assert engine.cache.free_blocks == 100
+    assert engine.run(tokens((1, 20))) == 0
+    assert engine.hit(tokens((1, 20))) == 19
+
+
+# Batches and exhaustion.
+
+
+def test_a_batch_gets_what_there_is_and_the_rest_is_unchanged() -> None:
+    """Ten blocks, three prompts that want four each: two get theirs, the third at most the two that are left."""
+    engine = Engine.of(ATTENTION, blocks=10)
+    leases = [engine.start(tokens((stream, 16))) for stream in (1, 2, 3)]
+    granted = engine.step(*leases)
+    assert granted[:2] == [16, 16]
+    assert 0 <= granted[2] <= 8
+    assert [lease.computed for lease in leases] == granted
+    engine.cache.abort([leases[0].row])
+    while leases[2].computed < 16:
+        assert engine.step(leases[2])[0] > 0
+
+
+def test_exhaustion_is_a_result() -> None:
+    engine = Engine.of(ATTENTION, blocks=4)
+    first, second = engine.start(tokens((1, 16))), engine.start(tokens((2, 4)))
+    assert engine.step(first) == [16]
+    step = engine.cache.extend([second.row], [4])
+    assert step.exhausted.tolist() == [True]
+    assert second.computed == 0
+    engine.cache.commit(step)
+    engine.cache.preempt([first.row])
+    assert engine.step(second) == [4]
+
+
+def test_a_snapshot_is_left_out_before_a_request_has_to_wait() -> None:
+    """Ten tokens take three blocks and the running state two: five blocks, none for a snapshot of two."""
+    engine = Engine.of(ATTENTION, STATE, blocks=5)
+    lease = engine.start(tokens((1, 10)))
+    engine.compute(lease)
+    engine.cache.finish([lease.row])
+    assert engine.cache.stats().leased == 0
+
+
+@pytest.mark.parametrize(("blocks", "fits"), [(7, True), (6, False)])
+def test_what_can_never_fit_is_refused_at_once(blocks: int, fits: bool) -> None:
+    """17 tokens take five blocks and the state two."""
+    engine = Engine.of(ATTENTION, STATE, blocks=blocks)
+    if fits:
+        assert engine.run(tokens((1, 17))) == 0
+        return
+    with pytest.raises(UnservableError, match="7 blocks") as error:
+        engine.start(tokens((1, 17)))
+    assert (error.value.needed_blocks, error.value.total_blocks) == (7, 6)
+    assert engine.cache.leases == 0
+    assert engine.cache.free_blocks == 6
+
+
+def test_rows_are_given_again_and_grow_in_number() -> None:
+    engine = Engine.of(ATTENTION, max_leases=1)
+    leases = [engine.start(tokens((stream, 8))) for stream in range(1, 6)]
+    assert len({lease.row for lease in leases}) == 5
+    engine.step(*leases)
+    engine.cache.finish([lease.row for lease in leases[:3]])
+    again = engine.start(tokens((9, 8)))
+    assert again.row in {lease.row for lease in leases[:3]}
+    engine.step(again, *leases[3:], count=1)
+
+
+def test_only_what_a_window_still_sees_is_held() -> None:
+    """Window of 6 in blocks of 4: at 40 tokens it needs [35, 40), two blocks of the ten."""
+    engine = Engine.of(SlidingWindow("w", 64, 6), placement=())
+    lease = engine.start(tokens((1, 40)))
+    while lease.computed < 40:
+        engine.step(lease, count=4)
+    engine.step(lease, count=1)
+    row = engine.cache.tables[0][lease.row]
+    assert (row[:8] < 0).all()
+    assert (row[9:11] >= 0).all()
+    assert engine.cache.free_blocks >= 100 - 3
+
+
+# Speculation.
+
+
+def test_rejected_drafts_do_not_count() -> None:
+    engine = Engine.of(ATTENTION)
+    lease = engine.start(tokens((1, 6)))
+    engine.step(lease, sampled=50)
+    step = engine.cache.extend([lease.row], [4])
+    assert step.counts.tolist() == [4]
+    engine.cache.commit(step, counts=[2], sampled=[[51, 52, 0, 0]], sampled_counts=[2])
+    assert (lease.tokens, lease.computed) == (9, 8)
+    engine.cache.finish([lease.row])
+    told = np.concatenate([tokens((1, 6)), np.array([50, 51, 52, 53], dtype=np.int32)])
+    assert engine.hit(told) == 8
+
+
+def test_more_computed_than_known_is_refused() -> None:
+    engine = Engine.of(ATTENTION)
+    lease = engine.start(tokens((1, 6)))
+    engine.step(lease, sampled=50)
+    step = engine.cache.extend([lease.row], [4])
+    with pytest.raises(LeaseError, match="sampled"):
+        engine.cache.commit(step, sampled=[51])
+    engine.cache.commit(step, counts=[1], sampled=[51])
+    assert (lease.tokens, lease.computed) == (8, 7)
+
+
+def test_a_hit_under_lookahead_needs_the_same_later_tokens() -> None:
+    engine = Engine.of(ATTENTION, DRAFT)
+    engine.run(tokens((1, 20)))
+    assert engine.hit(tokens((1, 12), (2, 8))) == 9
+    engine.run(tokens((1, 12), (2, 8)))
+    assert engine.hit(tokens((1, 12), (2, 8))) == 17
+    assert engine.hit(tokens((1, 20))) == 17
+    assert engine.hit(tokens((1, 12), (2, 1), (3, 4))) == 10
+
+
+# Events.
+
+
+def test_events_tell_what_is_stored_and_removed_until_they_are_ended() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    heard: list[Event] = []
+    stop = engine.cache.subscribe(heard.append)
+    engine.run(tokens((1, 20)))
+    stored = [event for event in heard if isinstance(event, CheckpointStored)]
+    assert [(event.position, event.kind) for event in stored] == [(19, "prompt_end"), (20, "answer_end")]
+    assert stored[0].prefix.tolist() == tokens((1, 19)).tolist()
+    stop()
+    engine.cache.reset()
+    assert not [event for event in heard if isinstance(event, CheckpointRemoved)]
+
+
+# Misuse.
+
+
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    engine = Engine.of(ATTENTION)
+    lease = engine.start(tokens((1, 20)))
+    step = engine.cache.extend([lease.row], [8])
+    for wrong in (
+        lambda: engine.cache.extend([lease.row], [1]),
+        lambda: engine.cache.finish([lease.row]),
+        lambda: engine.cache.preempt([lease.row]),
+        lambda: engine.cache.commit(step, counts=[9]),
+        lambda: engine.cache.commit(step, counts=[-1]),
+        lambda: engine.cache.extend([99], [1]),
+    ):
+        with pytest.raises(LeaseError):
+            wrong()
+    engine.cache.commit(step)
+    assert lease.computed == 8
+    for wrong in (
+        lambda: engine.cache.commit(step),
+        lambda: engine.cache.fail(step),
+        lambda: engine.cache.extend([lease.row, lease.row], [1, 1]),
+        lambda: engine.cache.extend([lease.row], [-1]),
+    ):
+        with pytest.raises(LeaseError):
+            wrong()
+    engine.cache.finish([lease.row])
+    with pytest.raises(LeaseError):
+        engine.cache.extend([lease.row], [1])
+    with pytest.raises(LeaseError):
+        engine.cache.finish([lease.row])
+    assert engine.cache.stats().leased == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"breakpoints": (0,)}, {"breakpoints": (21,)}, {"boundaries": (21,)}, {"pin": -1}],
+)
+def test_a_prompt_with_marks_outside_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(LeaseError):
+        Prompt(tokens((1, 20)), **options)  # type: ignore[arg-type]
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(LeaseError):
+        Prompt(np.empty(0, dtype=np.int32))
+
+
+# Long prompts.
+
+
+@pytest.mark.parametrize("parting", [1, 32767, 32768, 32769, 65535, 65536, 65537, 69999])
+def test_long_prompts_part_exactly_where_they_differ(parting: int) -> None:
+    engine = Engine.of(Recurrent("s", 8), ATTENTION, blocks=200, block_tokens=1024)
+    engine.run(tokens((1, 70000)), breakpoints=(parting,))
+    other = tokens((1, 70000)).copy()
+    other[parting] = 7
+    hit = engine.cache.lookup(Prompt(other))
+    assert hit.matched == parting
+    assert hit.tokens == parting

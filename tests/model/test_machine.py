@@ -1,0 +1,148 @@
+"""A stateful random test: the real cache beside an oracle and a shadow device.
+
+`HEADWAY_EXAMPLES` sets the number of examples (2,000 in CI), `HEADWAY_STEPS` how long each is at most. A failure prints
+the shortest steps found that lead to it, and the `HEADWAY_SEED` with which to run it again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import pytest
+from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from tests.model.driver import Driver, Live
+from tests.model.worlds import PIN_SECONDS, Plan, World, plans, worlds
+
+PARTS = 4
+"""Independent searches, so that several processes share the work."""
+
+SEED = int(os.environ.get("HEADWAY_SEED", random.SystemRandom().randrange(2**32)))
+EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "2000"))
+STEPS = int(os.environ.get("HEADWAY_STEPS", "50"))
+
+_CHUNKS = st.lists(st.sampled_from([1, 2, 3, 4, 6, 9, 64]), min_size=1, max_size=3)
+_COUNTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
+_WHICH = st.integers(0, 7)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Everything that a scheduler does with the cache, in any order."""
+
+    driver: Driver
+
+    @initialize(world=worlds(), first=plans())
+    def build(self, world: World, first: Plan) -> None:
+        self.driver = Driver(world)
+        self.driver.start(first)
+
+    def running(self) -> bool:
+        return bool(self.driver.lives)
+
+    def pick(self, which: int) -> Live:
+        return self.driver.lives[which % len(self.driver.lives)]
+
+    def some(self, which: int, many: int) -> list[Live]:
+        lives = self.driver.lives
+        first = which % len(lives)
+        return (lives[first:] + lives[:first])[: 1 + many]
+
+    @precondition(lambda self: len(self.driver.lives) < 8)
+    @rule(plan=plans())
+    def start(self, plan: Plan) -> None:
+        self.driver.start(plan)
+
+    @precondition(lambda self: len(self.driver.lives) < 8)
+    @rule(plan=plans(), chunks=_CHUNKS, answer=st.integers(0, 5))
+    def serve(self, plan: Plan, chunks: list[int], answer: int) -> None:
+        """A whole request, while others wait."""
+        live = self.driver.start(plan)
+        if live is not None:
+            self.driver.go_on(live, chunks, answer)
+
+    @precondition(running)
+    @rule(which=_WHICH, chunks=_CHUNKS, answer=st.integers(0, 5))
+    def go_on(self, which: int, chunks: list[int], answer: int) -> None:
+        """The rest of a running request."""
+        live = self.pick(which)
+        if not live.doomed:
+            self.driver.go_on(live, chunks, answer)
+
+    @precondition(running)
+    @rule(
+        which=_WHICH,
+        many=st.integers(0, 7),
+        chunks=_CHUNKS,
+        drafts=_COUNTS,
+        accepted=_COUNTS,
+        shorter=st.integers(0, 9),
+        fails=st.integers(0, 15),
+    )
+    def step(
+        self, which: int, many: int, chunks: list[int], drafts: list[int], accepted: list[int], shorter: int, fails: int
+    ) -> None:
+        """One whole step of one or several requests."""
+        self.driver.land_all()
+        flight = self.driver.begin(self.some(which, many), chunks * 8, drafts * 8)
+        if flight:
+            self.driver.complete(flight, accepted, shorter=shorter == 1, fails=fails == 1)
+
+    @precondition(lambda self: self.running() and len(self.driver.flights) < 2)
+    @rule(which=_WHICH, many=st.integers(0, 1), chunks=_CHUNKS)
+    def begin(self, which: int, many: int, chunks: list[int]) -> None:
+        """Set a step on its way; other things happen before it lands."""
+        self.driver.begin(self.some(which, many), chunks * 8, [0] * 8)
+
+    @precondition(lambda self: bool(self.driver.flights))
+    @rule(fails=st.integers(0, 3))
+    def land(self, fails: int) -> None:
+        """The oldest step lands, or fails."""
+        self.driver.complete(self.driver.flights[0], [0], shorter=False, fails=fails == 1)
+
+    @precondition(running)
+    @rule(which=_WHICH, how=st.sampled_from(["preempt", "come back", "abort", "finish", "finish"]))
+    def end(self, which: int, how: str) -> None:
+        """A request ends, wherever it stands."""
+        live = self.pick(which)
+        if how != "finish" or live.lane.computed >= live.prompt_length:
+            self.driver.end(live, "preempt" if how == "come back" else how)
+        if how == "come back" and live not in self.driver.lives:
+            self.driver.come_back(live)
+
+    @rule(which=_WHICH, cut=st.sampled_from([1000, 1000, 700, 400]), rare=st.integers(0, 15))
+    def probe(self, which: int, cut: int, rare: int) -> None:
+        """Look something up; seldom, a reset or time that passes."""
+        self.driver.probe(which, cut)
+        if rare == 1:
+            self.driver.reset()
+        elif rare in (2, 3):
+            self.driver.now += PIN_SECONDS * 0.6
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver") and sys.exc_info()[0] is None:  # a failure on its way out says more than this
+            self.driver.close()
+
+
+@pytest.mark.timeout(1700)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_cache_beside_oracle_and_device(part: int) -> None:
+    number = SEED + part
+    machine = type("CacheMachine", (CacheMachine,), {})
+    try:
+        run_state_machine_as_test(
+            seed(number)(machine),
+            settings=settings(
+                max_examples=-(-EXAMPLES // PARTS),
+                stateful_step_count=STEPS,
+                deadline=None,
+                database=None,
+                print_blob=True,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    except BaseException as error:
+        error.add_note(f"To run it again: HEADWAY_SEED={number} HEADWAY_EXAMPLES={EXAMPLES} pytest 'tests/model' -k 0")
+        raise

@@ -1,0 +1,190 @@
+"""Random small worlds and prompts for the state machine: a few dozen tokens, and forks on purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from headway.cache import (
+    CacheConfig,
+    CacheGeometry,
+    ChunkedLocal,
+    FullAttention,
+    ParallelLayout,
+    Recurrent,
+    SlidingWindow,
+)
+from headway.errors import ConfigError
+
+__all__ = ["Plan", "World", "plans", "worlds"]
+
+PIN_SECONDS = 20.0
+ROOMY = 4096
+
+
+@dataclass(frozen=True)
+class World:
+    """A configuration and what the tests need to know about it.
+
+    Attributes:
+        config: The cache's configuration.
+        roomy: The pool is so large that nothing ever has to go.
+        ghosts_kept: No entered path is ever forgotten for lack of room in the history.
+        arrays: Small batches take the way of large ones, through whole arrays, instead of row by row.
+    """
+
+    config: CacheConfig
+    roomy: bool
+    ghosts_kept: bool
+    arrays: bool
+
+
+_LAYOUTS = [
+    (1, 1, 1, 1),
+    (2, 2, 1, 1),
+    (4, 2, 1, 2),
+    (1, 1, 2, 1),
+    (2, 2, 2, 1),
+    (8, 4, 1, 1),
+    (8, 8, 1, 1),
+    (2, 1, 1, 1),
+]
+_KINDS = [
+    ("full",),
+    ("full",),
+    ("full", "state"),
+    ("full", "state"),
+    ("full", "window"),
+    ("full", "window", "state"),
+    ("full", "window", "chunk", "state"),
+    ("full", "chunk"),
+    ("window", "state"),
+    ("state",),
+    ("chunk",),
+]
+_PLACEMENTS = [
+    ("prompt_end", "answer_end", "junction", "breakpoint", "boundary"),
+    ("prompt_end", "answer_end", "junction", "breakpoint"),
+    ("prompt_end",),
+    ("answer_end", "junction"),
+    ("breakpoint", "junction"),
+    ("interval:4", "answer_end"),
+    ("interval:7", "prompt_end", "junction"),
+    (),
+]
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """A small world."""
+    kinds = draw(st.sampled_from(_KINDS))
+    lookahead = draw(st.sampled_from([0, 0, 0, 1, 2, 3]))
+    groups: list[Any] = []
+    if "full" in kinds:
+        groups.append(FullAttention("full", 4))
+        extra = draw(st.sampled_from(["", "", "draft", "replicated"]))
+        if extra:
+            groups.append(FullAttention("draft", 2, lookahead=lookahead, sharded=extra == "draft"))
+    if "window" in kinds:
+        groups.append(SlidingWindow("window", draw(st.sampled_from([2, 4])), draw(st.sampled_from([1, 2, 3, 6, 9]))))
+        if draw(st.integers(0, 3)) == 0:
+            groups.append(SlidingWindow("other window", 4, 5, lookahead=lookahead))
+    if "chunk" in kinds:
+        groups.append(ChunkedLocal("chunk", 4, draw(st.sampled_from([3, 4, 8]))))
+    if "state" in kinds:
+        groups.append(Recurrent("state", draw(st.sampled_from([8, 16, 40]))))
+    if draw(st.integers(0, 3)) == 0:
+        groups.reverse()
+    tp, dcp, pcp, interleave = draw(st.sampled_from(_LAYOUTS))
+    block_tokens = draw(st.sampled_from([1, 2, 3, 4, 6])) * interleave * (2 if interleave > 1 else 1)
+    layout = ParallelLayout(tp, dcp, pcp, interleave)
+    while not _fits(groups, layout, block_tokens):
+        block_tokens *= 2
+    roomy = draw(st.integers(0, 2)) == 0
+    history = draw(st.sampled_from([None, None, 0, 20, 100]))
+    config = CacheConfig(
+        groups=tuple(groups),
+        blocks=ROOMY if roomy else _tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
+        block_tokens=block_tokens,
+        layout=layout,
+        checkpoint_alignment=draw(st.sampled_from([1, 1, 2, 4])),
+        placement=draw(st.sampled_from(_PLACEMENTS)),
+        eviction=draw(st.sampled_from(["value", "lru"])),
+        exports_inside=draw(st.booleans()),
+        max_leases=draw(st.sampled_from([1, 2, 8])),
+        pin_seconds=PIN_SECONDS,
+        answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
+        history_tokens=100_000 if roomy and history is None else history,
+        check=True,
+    )
+    return World(config, roomy, config.history_tokens == 100_000, draw(st.booleans()))
+
+
+def _tight(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> int:
+    """Blocks with which a prompt of 24 tokens can be served and its end kept."""
+    geometry = CacheGeometry(groups, layout, block_tokens=block_tokens)
+    return sum(2 * t.state_blocks if t.state_blocks else t.blocks_for(24) + 1 for t in geometry.tables)
+
+
+def _fits(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> bool:
+    """Whether a block of the first table can hold at least one stripe of every other one."""
+    try:
+        CacheGeometry(groups, layout, block_tokens=block_tokens)
+    except ConfigError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to make a prompt: a stretch of an earlier sequence, then new text, perhaps with a picture.
+
+    Attributes:
+        base: Which earlier sequence to go on from (modulo their number); -1 for none.
+        cut: How much of it to keep (per mille).
+        stream: Which new text follows.
+        length: How much of it.
+        image: Content of a picture at the beginning of the new text, or empty.
+        salt: Cache salt of a prompt without base.
+        marks: Breakpoints, per mille of the prompt.
+        edges: Message boundaries, per mille of the prompt.
+        pin: Tokens to pin, per mille of the prompt; 0 for none.
+        no_store: Leave nothing behind.
+        flavour: Which answer the model gives.
+    """
+
+    base: int
+    cut: int
+    stream: int
+    length: int
+    image: str
+    salt: str
+    marks: tuple[int, ...]
+    edges: tuple[int, ...]
+    pin: int
+    no_store: bool
+    flavour: int
+
+
+_SHARES = st.sampled_from([1000, 1000, 500, 250, 750, 900, 333])
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A prompt to be."""
+    rare = draw(st.integers(0, 19))
+    return Plan(
+        base=draw(st.sampled_from([0, 1, 2, 3, 4, 5, -1])),
+        cut=draw(_SHARES),
+        stream=draw(st.integers(0, 2)),
+        length=draw(st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21])),
+        image=draw(st.sampled_from(["x", "y"])) if rare in (0, 1) else "",
+        salt="t" if rare in (2, 3) else "",
+        marks=(draw(_SHARES),) if rare in (4, 5, 6, 7, 8) else (),
+        edges=(333, 900) if rare in (9, 10) else (),
+        pin=draw(_SHARES) if rare in (11, 12) else 0,
+        no_store=rare in (13, 14),
+        flavour=draw(st.integers(0, 1)),
+    )
