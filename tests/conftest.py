@@ -16,9 +16,7 @@ from hypothesis import HealthCheck, settings
 
 _PATIENT = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
-settings.register_profile(
-    "ci", deadline=None, derandomize=False, print_blob=True, suppress_health_check=_PATIENT
-)
+settings.register_profile("ci", deadline=None, derandomize=False, print_blob=True, suppress_health_check=_PATIENT)
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("long", settings.get_profile("ci"), max_examples=50_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

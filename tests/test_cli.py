@@ -115,9 +115,7 @@ def test_an_error_is_one_line(run: Run, dummy: types.ModuleType, error: HeadwayE
     assert run("bench", "you") == (code, "", f"headway: {error}\n")
 
 
-def test_debugging_shows_where_an_error_came_from(
-    dummy: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_debugging_shows_where_an_error_came_from(dummy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_DEBUG", "1")
     dummy.error = ModelError("no model at 'here'")
     with pytest.raises(ModelError):
@@ -133,9 +131,7 @@ def test_a_missing_extra_is_named(run: Run, dummy: types.ModuleType, module: str
     assert run("bench", "you") == (2, "", line)
 
 
-def test_a_missing_extra_is_named_when_the_command_is_imported(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named_when_the_command_is_imported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(cli.COMMANDS, "bench", cli.LazyCommand("torch:load", "Needs torch."))
     code, _, err = run("bench", "--help")
