@@ -21,6 +21,10 @@ from headway.errors import ConfigError
 __all__ = ["Candidate", "EvictionPolicy", "EvictionQueue", "Lru", "Value", "eviction_policy"]
 
 
+_PRICE_STEP = 0.05
+"""Weight of the last victim in the running mean that is the price: about the last twenty count."""
+
+
 class Candidate(NamedTuple):
     """What a policy may know of something that could be evicted.
 
@@ -44,7 +48,7 @@ class Candidate(NamedTuple):
 
 
 class EvictionPolicy(ABC):
-    """Ranks candidates; the lowest priority goes first.
+    """Ranks candidates; the lowest priority goes first. It keeps a clock and a price, so each cache needs its own.
 
     Attributes:
         clock: Stamped on a candidate at each use as its `age`.
@@ -62,7 +66,7 @@ class EvictionPolicy(ABC):
     def evicted(self, candidate: Candidate) -> None:
         """`candidate` was chosen as a victim."""
         density = candidate.reuse * candidate.saved / candidate.blocks
-        self.price += 0.05 * (density - self.price)
+        self.price += _PRICE_STEP * (density - self.price)
 
 
 class Value(EvictionPolicy):
@@ -101,13 +105,13 @@ def eviction_policy(choice: str | EvictionPolicy) -> EvictionPolicy:
     raise ConfigError(f"unknown eviction policy {choice!r}: use 'value', 'lru' or an EvictionPolicy object")
 
 
-class Queued(Protocol):
+class _Queued(Protocol):
     """Something that can stand in the queue: it remembers the number of its valid entry."""
 
     entry: int
 
 
-Item = TypeVar("Item", bound=Queued)
+Item = TypeVar("Item", bound=_Queued)
 
 
 class EvictionQueue(Generic[Item]):

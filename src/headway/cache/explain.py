@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from headway.cache.tree import LostCheckpoint, Match, Node
 
-__all__ = ["Explanation", "Loss", "Reason", "Waterfall"]
+__all__ = ["Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
 
 
 class Reason(Enum):

@@ -17,7 +17,7 @@ __all__ = ["Hit"]
 
 @dataclass(slots=True)
 class Hit:
-    """Where a prompt can resume. Not to be changed.
+    """Where a prompt can resume. Not to be changed: it is what the index said at `version`.
 
     Attributes:
         tokens: Tokens that need not be computed; 0 for none.

@@ -23,7 +23,22 @@ from headway.errors import LeaseError
 if TYPE_CHECKING:
     from headway.cache.hit import Hit
 
-__all__ = ["MOST_SAMPLED", "Lease", "LeaseTable", "StateExport", "Step"]
+__all__ = [
+    "BROKEN",
+    "FAR",
+    "FEW",
+    "FREE",
+    "MOST_SAMPLED",
+    "RUNNING",
+    "STEPPING",
+    "Lease",
+    "LeaseTable",
+    "Record",
+    "Rows",
+    "StateExport",
+    "Step",
+    "ragged",
+]
 
 Ids = NDArray[np.int32]
 Rows = NDArray[np.int64]
@@ -38,13 +53,13 @@ FAR = np.iinfo(np.int64).max
 """A position that is never reached."""
 
 FREE, RUNNING, STEPPING, BROKEN = 0, 1, 2, 3
+"""Phases of a row, see `LeaseTable.phase`."""
 _WRONG_PHASE = {
     FREE: "is not a running lease",
     RUNNING: "has no step to commit",
     STEPPING: "has a step under way: commit or fail it first",
     BROKEN: "has failed and can only be aborted",
 }
-
 
 _NOTHING = np.empty(0, dtype=np.int32)
 

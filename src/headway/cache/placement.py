@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 
 from headway.errors import ConfigError
 
-__all__ = ["DEFAULT_PLACEMENT", "PayRates", "Placement", "check_placement"]
+__all__ = ["DEFAULT_PLACEMENT", "PayRates", "Place", "Placement", "check_placement"]
 
 DEFAULT_PLACEMENT = ("prompt_end", "answer_end", "junction", "breakpoint", "boundary")
+"""Every kind but the grid, which is not placed where requests come back to."""
 _KINDS = frozenset(DEFAULT_PLACEMENT)
 _CERTAIN = frozenset({"preempt"})
+"""Kinds whose requests are sure to come back."""
 
 
 def _interval(kind: str) -> int | None:

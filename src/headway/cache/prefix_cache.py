@@ -43,6 +43,7 @@ __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
 Ids = NDArray[np.int32]
 _NAMESPACES_COMPARED = 16
+"""Other namespaces in which a lookup without any match is repeated to explain it: the latest ones."""
 
 
 @dataclass(frozen=True)
@@ -339,6 +340,11 @@ class PrefixCache:
     def waterfall(self) -> Waterfall:
         """What became of the prompt tokens of all leases so far."""
         return self._waterfall
+
+    @property
+    def counters(self) -> Counters:
+        """What happened to checkpoints and blocks so far; a live object, not to be changed."""
+        return self._index.reclaim.counters
 
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event from now on. Returns the function that ends it."""

@@ -30,6 +30,7 @@ Evictable = Checkpoint | Node
 
 _UNUSED_PATH = 0.5
 """Expected reuse of a path that nobody has come back to (models without checkpoints)."""
+
 _LOST_KEPT = 16
 """Evicted checkpoints that an edge remembers."""
 
@@ -57,7 +58,7 @@ class Counters:
     pins_refused: int = 0
 
 
-def count(table: dict[str, int], kind: str) -> None:
+def _count(table: dict[str, int], kind: str) -> None:
     """Add one to the count of `kind`."""
     table[kind] = table.get(kind, 0) + 1
 
@@ -101,6 +102,7 @@ class Reclaimer:
         self.counters = Counters()
         self.pinned_blocks = 0
         self.ticks = 0
+        self._dry = False
         self._pins: list[tuple[float, int, Evictable]] = []
         self._history: OrderedDict[Node, None] = OrderedDict()
         self._known_tokens = 0
@@ -116,12 +118,13 @@ class Reclaimer:
         self.ticks += 1
         checkpoint.used, checkpoint.age = self.ticks, self.policy.clock
         self.pay.took(checkpoint.kind)
-        count(self.counters.taken, checkpoint.kind)
+        _count(self.counters.taken, checkpoint.kind)
         self.queue.push(checkpoint)
 
     def grew(self, nodes: list[Node]) -> None:
         """More of `nodes` is resident: they are as fresh as if they had been used."""
         self.ticks += 1
+        self._dry = False
         for node in nodes:
             node.used, node.age = self.ticks, self.policy.clock
 
@@ -136,8 +139,8 @@ class Reclaimer:
             return
         if checkpoint.hits == 0:
             self.pay.reused(checkpoint.kind)
-            count(self.counters.reused, checkpoint.kind)
-        count(self.counters.resumed, checkpoint.kind)
+            _count(self.counters.reused, checkpoint.kind)
+        _count(self.counters.resumed, checkpoint.kind)
         checkpoint.hits += 1
         checkpoint.used, checkpoint.age = self.ticks, self.policy.clock
         self.queue.push(checkpoint)
@@ -145,7 +148,11 @@ class Reclaimer:
     # ---- eviction
 
     def make_room(self, blocks: int) -> bool:
-        """Evict until `blocks` are free. Returns whether they are; what cannot go stays."""
+        """Evict until `blocks` are free. Returns whether they are; what cannot go stays.
+
+        Once nothing can go any more, that is remembered until a lease publishes or ends, so that an exhausted pool is
+        not searched again for every row of a batch.
+        """
         if blocks > self._pool.blocks:
             return False
         self.expire_pins()
@@ -153,7 +160,9 @@ class Reclaimer:
         while self._pool.free < blocks:
             victim = self.queue.pop()
             if victim is None:
-                self._trim_leased_paths()
+                if not self._dry:
+                    self._trim_leased_paths()
+                    self._dry = True
                 break
             self._evict(*victim, blocks - self._pool.free)
         self.counters.blocks_evicted += self._pool.free - before
@@ -189,9 +198,9 @@ class Reclaimer:
             self.retreat(item)
             return
         node = item.node
-        count(self.counters.evicted, item.kind)
+        _count(self.counters.evicted, item.kind)
         if item.hits == 0:
-            count(self.counters.evicted_unused, item.kind)
+            _count(self.counters.evicted_unused, item.kind)
         self._residency.remove(item, "evicted")
         node.lost.append(LostCheckpoint(item.position, item.kind, self._clock(), "evicted"))
         del node.lost[:-_LOST_KEPT]
@@ -207,6 +216,7 @@ class Reclaimer:
 
         Entries beyond the last checkpoint go, what can be evicted is queued, what is empty and unknown is deleted.
         """
+        self._dry = False
         while node.parent is not None and _trimmable(node):
             parent = node.parent
             if self._tail:

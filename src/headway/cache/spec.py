@@ -36,6 +36,7 @@ __all__ = [
     "Recurrent",
     "SlidingWindow",
     "Slot",
+    "check_names",
 ]
 
 
@@ -207,10 +208,10 @@ class ComputeCost:
 
 
 def check_names(groups: Sequence[LayerSpec]) -> None:
-    """Refuse an empty list of groups and repeated names.
+    """Refuse an empty list of groups, groups of an unknown kind and repeated names.
 
     Raises:
-        ConfigError: No group, or a name given twice.
+        ConfigError: Says which, and what to give instead.
     """
     _require(
         len(groups) > 0,
