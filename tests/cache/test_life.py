@@ -148,6 +148,16 @@ def test_preempted_work_comes_back_and_a_failed_step_does_not() -> None:
     assert engine.cache.stats().leased == 0
 
 
+def test_a_failed_step_of_attention_alone_publishes_nothing() -> None:
+    engine = Engine.of(ATTENTION)
+    lease = engine.start(tokens((1, 40)))
+    engine.step(lease, count=16)
+    engine.cache.fail(engine.cache.extend([lease.row], [10]))
+    assert engine.hit(tokens((1, 40))) == 16
+    engine.cache.abort([lease.row])
+    assert engine.hit(tokens((1, 40))) == 16
+
+
 def test_aborting_before_the_first_step_leaves_nothing() -> None:
     engine = Engine.of(ATTENTION, STATE)
     lease = engine.start(tokens((1, 40)))

@@ -144,5 +144,7 @@ def test_cache_beside_oracle_and_device(part: int) -> None:
             ),
         )
     except BaseException as error:
-        error.add_note(f"To run it again: HEADWAY_SEED={number} HEADWAY_EXAMPLES={EXAMPLES} pytest 'tests/model' -k 0")
+        error.add_note(
+            f"To run it again: HEADWAY_SEED={number} HEADWAY_EXAMPLES={EXAMPLES} pytest tests/model -k 'device and 0'"
+        )
         raise

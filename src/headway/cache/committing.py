@@ -7,7 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.cache.geometry import CacheGeometry, TableKind
 from headway.cache.index import PrefixIndex
-from headway.cache.lease import BROKEN, FAR, FEW, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows, Step
+from headway.cache.lease import BROKEN, FAR, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows, Step
+from headway.cache.numbers import longs
+from headway.cache.numbers import tokens as as_tokens
 from headway.cache.placement import Place, Placement
 from headway.cache.pool import BlockPool
 from headway.errors import LeaseError
@@ -39,11 +41,11 @@ class Committer:
         """See `PrefixCache.commit`."""
         done = step.counts
         if counts is not None:
-            done = np.asarray(counts, dtype=np.int64)
+            done = longs("counts", counts)
             if done.shape != step.counts.shape or ((done < 0) | (done > step.counts)).any():
                 raise LeaseError("commit: counts must give 0 to step.counts tokens for each lease of the step")
         tokens, told = _told(len(step.rows), sampled, sampled_counts)
-        if len(step.rows) <= FEW:
+        if len(step.rows) <= self._leases.few:
             self._commit_few(step, done, tokens, told)
         else:
             self._commit_many(step, done, tokens, told)
@@ -59,8 +61,12 @@ class Committer:
                 more = 0 if tokens is None else int(computed == known) if told is None else told.item(i)
                 if computed > known + more:
                     raise LeaseError(_TOO_MANY)
+                if more and tokens is not None and min(tokens[i, :more].tolist()) < 0:
+                    raise LeaseError(_NEGATIVE)
                 work.append((i, row, start, computed, more))
         leases.check_few([row for _, row, _, _, _ in work], (STEPPING,))
+        if any(leases.serial.item(row) != step.serial for _, row, _, _, _ in work):
+            leases.check_step(step.rows[step.counts > 0], step.serial)
         for i, row, start, computed, more in work:
             if more and tokens is not None:
                 size = leases.tail_size.item(row)
@@ -81,7 +87,7 @@ class Committer:
             rows, starts, done = rows[granted], starts[granted], done[granted]
             tokens = None if tokens is None else tokens[granted]
             told = None if told is None else told[granted]
-        leases.check_rows(rows, STEPPING)
+        leases.check_step(rows, step.serial)
         computed, known = starts + done, leases.known[rows]
         if tokens is not None:
             told = (computed == known).astype(np.int64) if told is None else told
@@ -89,6 +95,8 @@ class Committer:
         if (computed > known).any():
             raise LeaseError(_TOO_MANY)
         if tokens is not None and told is not None:
+            if tokens.min() < 0 and (np.arange(tokens.shape[1]) < told[:, None])[tokens < 0].any():
+                raise LeaseError(_NEGATIVE)
             self._append(rows, tokens, told)
             leases.known[rows] = known
         leases.computed[rows] = computed
@@ -153,7 +161,7 @@ class Committer:
     def publish(self, row: int, position: int) -> None:
         """Make the path of a lease resident up to `position` (models without checkpoints)."""
         record = self._leases.record(row)
-        if position > record.resident:
+        if position > record.resident or self._index.residency.frontier(record.at) < position:
             self._index.publish(row, position)
             record.resident = position
             self.try_pin(row, position)
@@ -190,7 +198,7 @@ class Committer:
     def fail(self, step: Step) -> None:
         """See `PrefixCache.fail`."""
         rows = step.rows[step.counts > 0]
-        self._leases.check_rows(rows, STEPPING)
+        self._leases.check_step(rows, step.serial)
         self._leases.phase[rows] = BROKEN
 
     # ---- the end of a lease
@@ -245,6 +253,7 @@ class Committer:
             leases.close(row)
 
 
+_NEGATIVE = "commit: sampled token ids must not be negative"
 _TOO_MANY = "commit: more tokens computed than known: give the accepted draft tokens in `sampled`"
 
 
@@ -252,7 +261,7 @@ def _told(leases: int, sampled: ArrayLike | None, sampled_counts: ArrayLike | No
     """Sampled tokens of the leases of a step, int32 [n, m], and how many of each row are real, if that is given."""
     if sampled is None:
         return None, None
-    tokens = np.asarray(sampled, dtype=np.int32)
+    tokens = as_tokens("sampled", sampled)
     if tokens.ndim == 1:
         tokens = tokens[:, None]
     if tokens.ndim != 2 or len(tokens) != leases or tokens.shape[1] > MOST_SAMPLED:
@@ -261,7 +270,7 @@ def _told(leases: int, sampled: ArrayLike | None, sampled_counts: ArrayLike | No
         if tokens.shape[1] != 1:
             raise LeaseError("commit: give sampled_counts with more than one sampled token a lease")
         return tokens, None
-    counts = np.asarray(sampled_counts, dtype=np.int64)
+    counts = longs("sampled_counts", sampled_counts)
     if counts.shape != (len(tokens),) or ((counts < 0) | (counts > tokens.shape[1])).any():
         raise LeaseError("commit: sampled_counts must give 0 to m for each lease of the step")
     return tokens, counts

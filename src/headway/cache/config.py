@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from headway.cache.eviction import EvictionPolicy, eviction_policy
 from headway.cache.geometry import CacheGeometry
+from headway.cache.numbers import MOST_BLOCKS, check_float, check_whole
 from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.spec import ComputeCost, LayerSpec, ParallelLayout
 from headway.errors import ConfigError
@@ -64,21 +65,20 @@ class CacheConfig:
         Raises:
             ConfigError: The message names the field and says what to change.
         """
-        if self.block_tokens is not None and self.block_bytes is not None:
-            raise ConfigError("give block_tokens or block_bytes, not both: either fixes the other")
-        for name in ("blocks", "checkpoint_alignment", "max_leases", "answer_stretch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        check_whole("blocks", self.blocks, high=MOST_BLOCKS)
+        check_whole("checkpoint_alignment", self.checkpoint_alignment)
+        check_whole("max_leases", self.max_leases, high=2**20)
+        check_whole("answer_stretch", self.answer_stretch, high=2**20)
         for name in ("block_tokens", "block_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}, it must be at least 1")
-        if not 0.0 <= self.pin_share <= 1.0:
-            raise ConfigError(f"pin_share is {self.pin_share}, it must lie between 0 and 1")
-        if self.pin_seconds <= 0:
-            raise ConfigError(f"pin_seconds is {self.pin_seconds}, it must be positive")
-        if self.history_tokens is not None and self.history_tokens < 0:
-            raise ConfigError(f"history_tokens is {self.history_tokens}, it must not be negative")
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), high=2**40)
+        check_float("pin_share", self.pin_share, 0.0, 1.0)
+        check_float("pin_seconds", self.pin_seconds, 1e-3, 1e12)
+        if self.history_tokens is not None:
+            check_whole("history_tokens", self.history_tokens, low=0)
+        for name, kind in (("layout", ParallelLayout), ("cost", ComputeCost)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
         check_placement(self.placement)
         eviction_policy(self.eviction)
         self.geometry()

@@ -1,4 +1,4 @@
-"""What the cache tells those who listen: routers, tiers, and the oracle of our tests.
+"""What the cache tells those who listen: routers, recorders, and the oracle of our tests.
 
 Events speak of token prefixes, not of blocks: a prefix names its content whatever the geometry of the one who reads
 it. With draft groups it includes the `lookahead` tokens behind the position, on which the entries before it depend.

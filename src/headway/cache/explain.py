@@ -37,9 +37,9 @@ class Reason(Enum):
     STILL_COMPUTING = "still_computing"
     """A running request is computing them now."""
     TIER_MISSED = "tier_missed"
-    """No lower tier of memory had them."""
+    """Reserved, as there are no lower tiers yet: no lower tier of memory had them."""
     TIER_FAILED = "tier_failed"
-    """A lower tier had them, but the load failed."""
+    """Reserved: a lower tier had them, but the load failed."""
 
 
 class Loss(NamedTuple):

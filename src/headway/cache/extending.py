@@ -17,7 +17,6 @@ from headway.cache.geometry import CacheGeometry, TableKind
 from headway.cache.index import PrefixIndex
 from headway.cache.lease import (
     FAR,
-    FEW,
     RUNNING,
     STEPPING,
     LeaseTable,
@@ -27,6 +26,7 @@ from headway.cache.lease import (
     Step,
     ragged,
 )
+from headway.cache.numbers import longs
 from headway.cache.placement import Place
 from headway.cache.pool import BlockPool
 from headway.errors import LeaseError
@@ -81,12 +81,12 @@ class Extender:
     def extend(self, rows: ArrayLike, counts: ArrayLike) -> Step:
         """See `PrefixCache.extend`."""
         leases, work = self._leases, _Work()
-        rows = np.asarray(rows, dtype=np.int64).reshape(-1)
+        rows = longs("rows", rows).reshape(-1)
         leases.check_rows(rows, RUNNING)
-        counts = np.asarray(counts, dtype=np.int64)
+        counts = longs("counts", counts)
         if len(rows) == 0 or (counts.ndim and counts.shape != rows.shape):
             raise LeaseError("extend: give at least one lease, and one count for all or one for each")
-        few = len(rows) <= FEW
+        few = len(rows) <= self._leases.few
         asked = counts.tolist() if counts.ndim and few else [int(counts.min())] * len(rows)
         if min(asked) < 1:
             raise LeaseError("extend: every lease must be given at least one token to compute")
@@ -95,18 +95,23 @@ class Extender:
         starts = leases.computed[rows]
         granted = self._extend_many(rows, starts, starts + counts, work) - starts
         leases.phase[rows[granted > 0]] = STEPPING
-        return Step(rows, starts, granted, work.pairs(), work.fresh_rows(), tuple(work.exports))
+        serial = leases.new_serial()
+        leases.serial[rows] = serial
+        return Step(rows, starts, granted, work.pairs(), work.fresh_rows(), tuple(work.exports), serial)
 
     def _extend_few(self, rows: Rows, counts: list[int], work: _Work) -> Step:
         """Extend a few rows with plain numbers, which is faster for them than arrays."""
         which = rows.tolist()
         starts = [self._leases.computed.item(row) for row in which]
-        granted = []
+        granted, serial = [], self._leases.new_serial()
         for row, start, count in zip(which, starts, counts, strict=True):
             granted.append(self._extend_one(row, start, start + count, work) - start)
             if granted[-1]:
                 self._leases.phase[row] = STEPPING
-        return Step(rows, np.array(starts), np.array(granted), work.pairs(), work.fresh_rows(), tuple(work.exports))
+                self._leases.serial[row] = serial
+        return Step(
+            rows, np.array(starts), np.array(granted), work.pairs(), work.fresh_rows(), tuple(work.exports), serial
+        )
 
     def _extend_many(self, rows: Rows, starts: Longs, ends: Longs, work: _Work) -> Longs:
         """Extend a batch: rows that only need blocks all at once, the others one by one."""

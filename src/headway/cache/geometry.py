@@ -206,9 +206,13 @@ class CacheGeometry:
         """
         check_names(groups)
         self.layout = layout or ParallelLayout()
+        if block_tokens is not None and block_bytes is not None:
+            raise ConfigError("give block_tokens or block_bytes, not both: either fixes the other")
         families = _families(groups)
-        self.block_bytes = block_bytes or _block_bytes(
-            families, self.layout, 16 if block_tokens is None else block_tokens
+        self.block_bytes = (
+            _block_bytes(families, self.layout, 16 if block_tokens is None else block_tokens)
+            if block_bytes is None
+            else block_bytes
         )
         self.tables = tuple(_table(i, family, self.layout, self.block_bytes) for i, family in enumerate(families))
         self.groups = _place_groups(groups, families, self.tables)

@@ -101,14 +101,15 @@ class PrefixIndex:
     # ---- leases in the tree
 
     def enter(self, at: Match, tokens: Ids) -> Match:
-        """Make `tokens` known from `at` on, where nothing known continues with them."""
-        inside = at.position < at.node.end
+        """Make `tokens` known from `at` on, where nothing known continues with them.
+
+        Once the lease is attached to the place returned, call `settle(at.node)`: if its edge was split, its lower half
+        may have been held only by leases that end above.
+        """
         place = self.tree.enter(at, tokens)
         if place.position > at.position:
             self.version += 1
             self.reclaim.entered(place.position - at.position, place.node)
-            if inside:  # the edge was split, and its lower half may have been held only by leases that end above
-                self.reclaim.retreat(at.node)
         return place
 
     def attach(self, row: int, at: Match) -> None:
@@ -134,8 +135,8 @@ class PrefixIndex:
         record.at = self.enter(at, tokens[at.position - start :])
         record.rest = tokens[record.at.position - start :]
         self.attach(row, record.at)
-        if left is not record.at.node:
-            self.settle(left)
+        for node in {left, at.node} - {record.at.node}:
+            self.settle(node)
 
     def saw(self, at: Match, start: int, stop: int) -> None:
         """Positions [start, stop) of the path to `at` have been computed."""

@@ -7,6 +7,7 @@ needs, and its running state. A block that it may write is written by nobody els
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,7 @@ _WRONG_PHASE = {
     BROKEN: "has failed and can only be aborted",
 }
 
+_SERIALS = itertools.count(1)
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
@@ -99,6 +101,7 @@ class Step:
         copies: int32 [k, 2], blocks (source, destination) to copy whole on every rank before the forward pass.
         fresh: int64 [m], rows whose recurrent state starts from zeros.
         exports: States to copy after the forward pass, or at their position inside it.
+        serial: Number of the step, unlike that of any other.
     """
 
     rows: Rows
@@ -107,6 +110,7 @@ class Step:
     copies: Ids
     fresh: Rows
     exports: tuple[StateExport, ...]
+    serial: int
 
     @property
     def exhausted(self) -> NDArray[np.bool_]:
@@ -152,6 +156,7 @@ class LeaseTable:
 
     Attributes:
         stretch: Answer tokens that gather in a row before they are entered in the tree.
+        few: Rows up to which plain numbers are used instead of arrays.
         phase: int8 [R], FREE, RUNNING, STEPPING (a step is under way) or BROKEN (a step failed).
         known: int64 [R], tokens of the sequence told so far.
         computed: int64 [R], tokens computed.
@@ -161,6 +166,7 @@ class LeaseTable:
         calm: int64 [R], position up to which `extend` has nothing to do: 0 before the first commit, else before `due`
             and within `quiet`.
         eager: int64 [R], computed tokens from which on `commit` has something to publish.
+        serial: int64 [R], number of the last step.
         restored: bool [R], the first step has been committed.
         stamp: int64 [R], scratch: to see whether a row is given twice.
         tail: int32 [R, stretch + MOST_SAMPLED], answer tokens that are not in the tree yet.
@@ -174,6 +180,7 @@ class LeaseTable:
     def __init__(self, geometry: CacheGeometry, rows: int, stretch: int) -> None:
         """Make room for `rows` leases; it grows. Up to `stretch` answer tokens gather before they are entered."""
         self.stretch = stretch
+        self.few = FEW
         self._tables = geometry.tables
         self.phase = np.zeros(rows, dtype=np.int8)
         self.known = np.zeros(rows, dtype=np.int64)
@@ -183,6 +190,7 @@ class LeaseTable:
         self.quiet = np.zeros(rows, dtype=np.int64)
         self.calm = np.zeros(rows, dtype=np.int64)
         self.eager = np.zeros(rows, dtype=np.int64)
+        self.serial = np.zeros(rows, dtype=np.int64)
         self.stamp = np.zeros(rows, dtype=np.int64)
         self.restored = np.zeros(rows, dtype=np.bool_)
         self.tail = np.zeros((rows, stretch + MOST_SAMPLED), dtype=np.int32)
@@ -271,13 +279,28 @@ class LeaseTable:
                 self.owned[i, rows] = owned + counts
         return np.concatenate(dropped)
 
+    @staticmethod
+    def new_serial() -> int:
+        """A number for a step that no other step of any cache has."""
+        return next(_SERIALS)
+
+    def check_step(self, rows: Rows, serial: int) -> None:
+        """Refuse rows whose step under way is not the one with this serial.
+
+        Raises:
+            LeaseError: Another step is under way, or none.
+        """
+        self.check_rows(rows, STEPPING)
+        if len(rows) and not (self.serial[rows] == serial).all():
+            raise LeaseError("this step is not the one under way: it is over, or another cache's")
+
     def check_rows(self, rows: Rows, *phases: int) -> None:
         """Refuse rows that are not in one of `phases`, and rows given twice.
 
         Raises:
             LeaseError: Names the first such row.
         """
-        if len(rows) <= FEW:
+        if len(rows) <= self.few:
             self.check_few(rows.tolist(), phases)
             return
         order = np.arange(len(rows))
@@ -314,6 +337,7 @@ class LeaseTable:
             "quiet",
             "calm",
             "eager",
+            "serial",
             "stamp",
             "restored",
             "tail_size",

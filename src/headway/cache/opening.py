@@ -47,6 +47,8 @@ class Opener:
         record = self._record(hit, explanation)
         row = self._leases.open(record, len(hit.prompt.tokens), hit.tokens)
         self._index.attach(row, record.at)
+        if hit.at.node is not record.at.node:
+            self._index.settle(hit.at.node)
         if hit.tokens:
             self._take_hit(row, record, hit)
         self._committer.set_due(row, hit.tokens)

@@ -35,7 +35,7 @@ def _interval(kind: str) -> int | None:
     head, _, number = kind.partition(":")
     if head != "interval":
         return None
-    if not number.isdigit() or int(number) < 1:
+    if not (number.isascii() and number.isdecimal() and len(number) <= 12) or int(number) < 1:
         raise ConfigError(f"placement {kind!r}: write interval:N with N at least 1, for example interval:4096")
     return int(number)
 
@@ -46,10 +46,11 @@ def check_placement(kinds: Iterable[str]) -> None:
     Raises:
         ConfigError: Names the kinds that exist.
     """
-    if isinstance(kinds, str):
-        raise ConfigError(f"placement must be a list of kinds, not the text {kinds!r}")
-    for kind in kinds:
-        if _interval(kind) is None and kind not in _KINDS:
+    if isinstance(kinds, str) or not hasattr(kinds, "__iter__"):
+        raise ConfigError(f"placement must be a list of kinds, not {kinds!r}")
+    listed: Iterable[object] = kinds
+    for kind in listed:
+        if not isinstance(kind, str) or (_interval(kind) is None and kind not in _KINDS):
             known = ", ".join(DEFAULT_PLACEMENT)
             raise ConfigError(f"unknown placement {kind!r}; known are {known} and interval:N")
 

@@ -15,6 +15,7 @@ drives it.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,8 @@ from headway.cache.explain import Explanation, Waterfall, explain_match
 from headway.cache.extending import Extender
 from headway.cache.hit import Hit
 from headway.cache.index import PrefixIndex
-from headway.cache.lease import BROKEN, RUNNING, Lease, LeaseTable, Rows, Step
+from headway.cache.lease import BROKEN, RUNNING, Lease, LeaseTable, Step
+from headway.cache.numbers import longs
 from headway.cache.opening import Opener
 from headway.cache.placement import Placement
 from headway.cache.pool import BlockPool
@@ -276,7 +278,7 @@ class PrefixCache:
         self._end(rows, None, RUNNING, BROKEN)
 
     def _end(self, rows: ArrayLike, donate: str | None, *phases: int) -> None:
-        which: Rows = np.asarray(rows, dtype=np.int64).reshape(-1)
+        which = longs("rows", rows).reshape(-1)
         self._leases.check_rows(which, *phases)
         for row in which.tolist():
             if donate is not None:
@@ -365,7 +367,7 @@ class PrefixCache:
             evictable=int((held & ~leased & ~pinned).sum()),
             leases=self.leases,
             checkpoints=sum(len(node.marks) for node in self._index.nodes()),
-            counters=self._index.reclaim.counters,
+            counters=copy.deepcopy(self._index.reclaim.counters),
         )
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headway.cache import numbers
 from headway.errors import LeaseError
 
 __all__ = ["Media", "Prompt", "Symbols"]
@@ -44,7 +45,7 @@ class Symbols:
         Raises:
             LeaseError: A negative token id, or a medium outside the tokens.
         """
-        symbols = np.array(tokens, dtype=np.int32)
+        symbols = numbers.tokens("tokens", tokens).copy()
         if len(symbols) and symbols.min() < 0:
             raise LeaseError(f"token ids must not be negative: {int(symbols.min())}")
         for item in media:
@@ -90,13 +91,14 @@ class Prompt:
         Raises:
             LeaseError: An empty prompt, or marks outside of it.
         """
-        tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
+        tokens = numbers.tokens("tokens", self.tokens)
         if tokens.ndim != 1 or len(tokens) == 0:
             raise LeaseError("a prompt needs at least one token, as a one-dimensional array")
-        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "tokens", np.ascontiguousarray(tokens))
         for name in ("boundaries", "breakpoints"):
-            marks = getattr(self, name)
-            if marks and not all(0 < mark <= len(tokens) for mark in marks):
-                raise LeaseError(f"{name} must lie in (0, {len(tokens)}], the prompt: {list(marks)}")
-        if self.pin < 0:
-            raise LeaseError(f"pin is {self.pin}, it must not be negative")
+            if not isinstance(getattr(self, name), tuple) or getattr(self, name):
+                object.__setattr__(self, name, numbers.positions(name, getattr(self, name), len(tokens)))
+        for name in ("pin", "namespace"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise LeaseError(f"{name} is {value!r}, it must be a whole number and not negative")

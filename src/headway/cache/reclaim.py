@@ -319,6 +319,7 @@ class Reclaimer:
             if item.pinned_until == until:
                 self.pinned_blocks -= item.pinned_blocks
                 item.pinned_until, item.pinned_blocks = 0.0, 0
+                self._dry = False
                 if isinstance(item, Node):
                     item.pinned_to = 0
                 self.queue.push(item)
@@ -328,6 +329,7 @@ class Reclaimer:
         self.queue.clear()
         self._pins.clear()
         self._history.clear()
+        self._dry = False
         self.pinned_blocks = self._known_tokens = 0
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NewType
 
+from headway.cache.numbers import check_float, check_whole
 from headway.errors import ConfigError
 
 Position = NewType("Position", int)
@@ -48,8 +49,8 @@ def _require(condition: bool, message: str) -> None:
 def _require_sizes(spec: LayerSpec, **sizes: int) -> None:
     _require(bool(spec.name), f"a {type(spec).__name__} group needs a name")
     for label, value in sizes.items():
-        _require(value >= 1, f"group {spec.name!r}: {label} is {value}, it must be at least 1")
-    _require(spec.lookahead >= 0, f"group {spec.name!r}: lookahead is {spec.lookahead}, it must not be negative")
+        check_whole(f"group {spec.name!r}: {label}", value, high=2**50)
+    check_whole(f"group {spec.name!r}: lookahead", spec.lookahead, low=0, high=2**10)
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,7 @@ class ParallelLayout:
             ConfigError: A size below 1, or tp not divisible by dcp.
         """
         for name in ("tp", "dcp", "pcp", "interleave"):
-            value = getattr(self, name)
-            _require(value >= 1, f"layout: {name} is {value}, it must be at least 1")
+            check_whole(f"layout: {name}", getattr(self, name), high=2**20)
         _require(
             self.tp % self.dcp == 0,
             f"layout: tp={self.tp} is not divisible by dcp={self.dcp}; decode context parallelism reuses the "
@@ -199,7 +199,8 @@ class ComputeCost:
         Raises:
             ConfigError: A negative coefficient, or both zero.
         """
-        _require(self.linear >= 0 and self.quadratic >= 0, "cost: the coefficients must not be negative")
+        check_float("cost: linear", self.linear, 0.0, 1e300)
+        check_float("cost: quadratic", self.quadratic, 0.0, 1e300)
         _require(self.linear + self.quadratic > 0, "cost: one of linear and quadratic must be positive")
 
     def between(self, start: float, stop: float) -> float:
@@ -213,8 +214,9 @@ def check_names(groups: Sequence[LayerSpec]) -> None:
     Raises:
         ConfigError: Says which, and what to give instead.
     """
+    given: object = groups
     _require(
-        len(groups) > 0,
+        isinstance(given, Sequence) and len(given) > 0,
         "no cache groups: give at least one FullAttention, SlidingWindow, ChunkedLocal or Recurrent",
     )
     for group in groups:

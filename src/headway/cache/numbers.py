@@ -1,0 +1,94 @@
+"""Checks of numbers that callers hand in: right type and range, or a typed error that says so."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headway.errors import ConfigError, LeaseError
+
+__all__ = ["MOST_BLOCKS", "check_float", "check_whole", "longs", "positions", "tokens"]
+
+MOST_BLOCKS = 2**31 - 1
+"""Block ids are int32."""
+
+
+def check_whole(name: str, value: object, low: int = 1, high: int = 2**62) -> None:
+    """Refuse a setting that is not a whole number of [low, high].
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}, it must be a whole number")
+    if value < low:
+        least = f"at least {low}" if low else "zero or more: it must not be negative"
+        raise ConfigError(f"{name} is {value}, it must be {least}")
+    if value > high:
+        raise ConfigError(f"{name} is {value}, it must be at most {high}")
+
+
+def check_float(name: str, value: object, low: float, high: float) -> None:
+    """Refuse a setting that is not a number of [low, high].
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}, it must be a number between {low:g} and {high:g}")
+
+
+def _integers(name: str, values: ArrayLike) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise LeaseError(f"{name} must be whole numbers: {error}") from None
+    if array.dtype.kind not in "iu" and array.size:
+        raise LeaseError(f"{name} must be whole numbers, not {array.dtype}")
+    return array
+
+
+def longs(name: str, values: ArrayLike) -> NDArray[np.int64]:
+    """`values` as int64.
+
+    Raises:
+        LeaseError: Anything but whole numbers.
+    """
+    array = _integers(name, values)
+    if array.dtype == np.uint64 and array.size and array.max() > 2**62:
+        raise LeaseError(f"{name} are too large: {array.max()}")
+    return array.astype(np.int64, copy=False)
+
+
+def tokens(name: str, values: ArrayLike) -> NDArray[np.int32]:
+    """`values` as int32.
+
+    Raises:
+        LeaseError: Anything but whole numbers that fit.
+    """
+    array = _integers(name, values)
+    if array.dtype == np.int32:
+        return array
+    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
+        raise LeaseError(f"{name} must fit into 32 bits: [{array.min()}, {array.max()}]")
+    return array.astype(np.int32)
+
+
+def positions(name: str, values: Iterable[int], high: int) -> tuple[int, ...]:
+    """`values` as positions of [1, high].
+
+    Raises:
+        LeaseError: Names the first that is not one.
+    """
+    try:
+        marks = tuple(operator.index(value) for value in values)
+    except TypeError as error:
+        raise LeaseError(f"{name} must be a sequence of whole numbers: {error}") from None
+    for mark in marks:
+        if not 0 < mark <= high:
+            raise LeaseError(f"{name} must lie in (0, {high}], the prompt: {mark}")
+    return marks
