@@ -130,7 +130,7 @@ class Driver:
             lease = self.cache.lease(prompt, hit)
         except UnservableError as refusal:
             fits = self._most_blocks(len(tokens)) <= self.world.config.blocks
-            assert not fits or "pinned" in str(refusal), "refused, and it would fit"
+            assert not fits or "pinned" in str(refusal), "refused, and it would fit"  # noqa: PT017
             assert self._pool() == free, "a refused request changed the pool"
             return None
         assert self._least_blocks(len(tokens)) <= self.world.config.blocks, "admitted, and it can never fit"

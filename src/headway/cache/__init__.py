@@ -9,7 +9,7 @@ from headway.cache.eviction import Candidate, EvictionPolicy, Lru, Value
 from headway.cache.explain import Explanation, Loss, Reason, Waterfall
 from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
 from headway.cache.hit import Hit
-from headway.cache.lease import MOST_SAMPLED, Lease, StateExport, Step
+from headway.cache.lease import MOST_SAMPLED, Lease
 from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
 from headway.cache.prompt import Media, Prompt
 from headway.cache.reclaim import Counters
@@ -25,6 +25,7 @@ from headway.cache.spec import (
     SlidingWindow,
     Slot,
 )
+from headway.cache.step import StateExport, Step
 
 __all__ = [
     "MOST_SAMPLED",

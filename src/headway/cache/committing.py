@@ -7,11 +7,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.cache.geometry import CacheGeometry, TableKind
 from headway.cache.index import PrefixIndex
-from headway.cache.lease import BROKEN, FAR, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows, Step
+from headway.cache.lease import BROKEN, FAR, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows
 from headway.cache.numbers import longs
 from headway.cache.numbers import tokens as as_tokens
 from headway.cache.placement import Place, Placement
 from headway.cache.pool import BlockPool
+from headway.cache.step import Step
 from headway.errors import LeaseError
 
 __all__ = ["Committer"]

@@ -15,20 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.cache.geometry import CacheGeometry, TableKind
 from headway.cache.index import PrefixIndex
-from headway.cache.lease import (
-    FAR,
-    RUNNING,
-    STEPPING,
-    LeaseTable,
-    Record,
-    Rows,
-    StateExport,
-    Step,
-    ragged,
-)
+from headway.cache.lease import FAR, RUNNING, STEPPING, LeaseTable, Record, Rows, ragged
 from headway.cache.numbers import longs
 from headway.cache.placement import Place
 from headway.cache.pool import BlockPool
+from headway.cache.step import StateExport, Step
 from headway.errors import LeaseError
 
 __all__ = ["Extender"]

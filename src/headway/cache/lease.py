@@ -18,6 +18,7 @@ from headway.cache.explain import Explanation
 from headway.cache.geometry import CacheGeometry, TableGeometry, TableKind
 from headway.cache.placement import Place
 from headway.cache.prompt import Prompt
+from headway.cache.step import StateExport
 from headway.cache.tree import Match
 from headway.errors import LeaseError
 
@@ -36,8 +37,6 @@ __all__ = [
     "LeaseTable",
     "Record",
     "Rows",
-    "StateExport",
-    "Step",
     "ragged",
 ]
 
@@ -71,52 +70,6 @@ def ragged(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
     ends = np.cumsum(counts)
     indices: NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
     return indices
-
-
-@dataclass(slots=True)
-class StateExport:
-    """A copy of a running state that the ranks make when `position` tokens are computed.
-
-    Attributes:
-        row: The lease's row.
-        position: Tokens after which the state is to be copied.
-        source: int32 [state_blocks], blocks of the running state.
-        destination: int32 [state_blocks], blocks to copy to, in the same order.
-    """
-
-    row: int
-    position: int
-    source: Ids
-    destination: Ids
-
-
-@dataclass(slots=True)
-class Step:
-    """What the ranks must do next for a batch of leases.
-
-    Attributes:
-        rows: int64 [n], rows of the leases.
-        starts: int64 [n], tokens computed before the step.
-        counts: int64 [n], tokens to compute; 0 where no memory could be found, and nothing changed for that lease.
-        copies: int32 [k, 2], blocks (source, destination) to copy whole on every rank before the forward pass.
-        fresh: int64 [m], rows whose recurrent state starts from zeros.
-        exports: States to copy after the forward pass, or at their position inside it.
-        serial: Number of the step, unlike that of any other.
-    """
-
-    rows: Rows
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    copies: Ids
-    fresh: Rows
-    exports: tuple[StateExport, ...]
-    serial: int
-
-    @property
-    def exhausted(self) -> NDArray[np.bool_]:
-        """Bool [n], leases that got no memory in this step."""
-        exhausted: NDArray[np.bool_] = self.counts == 0
-        return exhausted
 
 
 @dataclass(slots=True)

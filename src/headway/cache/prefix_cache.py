@@ -32,13 +32,14 @@ from headway.cache.explain import Explanation, Waterfall, explain_match
 from headway.cache.extending import Extender
 from headway.cache.hit import Hit
 from headway.cache.index import PrefixIndex
-from headway.cache.lease import BROKEN, RUNNING, Lease, LeaseTable, Step
+from headway.cache.lease import BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.numbers import longs
 from headway.cache.opening import Opener
 from headway.cache.placement import Placement
 from headway.cache.pool import BlockPool
 from headway.cache.prompt import Media, Prompt, Symbols
 from headway.cache.reclaim import Counters
+from headway.cache.step import Step
 from headway.cache.tree import Match
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]

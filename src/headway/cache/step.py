@@ -1,0 +1,59 @@
+"""What the ranks are asked to do: one step of a batch of leases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["StateExport", "Step"]
+
+Ids = NDArray[np.int32]
+Rows = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class StateExport:
+    """A copy of a running state that the ranks make when `position` tokens are computed.
+
+    Attributes:
+        row: The lease's row.
+        position: Tokens after which the state is to be copied.
+        source: int32 [state_blocks], blocks of the running state.
+        destination: int32 [state_blocks], blocks to copy to, in the same order.
+    """
+
+    row: int
+    position: int
+    source: Ids
+    destination: Ids
+
+
+@dataclass(slots=True)
+class Step:
+    """What the ranks must do next for a batch of leases.
+
+    Attributes:
+        rows: int64 [n], rows of the leases.
+        starts: int64 [n], tokens computed before the step.
+        counts: int64 [n], tokens to compute; 0 where no memory could be found, and nothing changed for that lease.
+        copies: int32 [k, 2], blocks (source, destination) to copy whole on every rank before the forward pass.
+        fresh: int64 [m], rows whose recurrent state starts from zeros.
+        exports: States to copy after the forward pass, or at their position inside it.
+        serial: Number of the step, unlike that of any other.
+    """
+
+    rows: Rows
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    copies: Ids
+    fresh: Rows
+    exports: tuple[StateExport, ...]
+    serial: int
+
+    @property
+    def exhausted(self) -> NDArray[np.bool_]:
+        """Bool [n], leases that got no memory in this step."""
+        exhausted: NDArray[np.bool_] = self.counts == 0
+        return exhausted
