@@ -221,6 +221,23 @@ def test_exhaustion_is_a_result() -> None:
     assert engine.step(second) == [4]
 
 
+@pytest.mark.parametrize("end", ["commit", "fail"])
+@pytest.mark.parametrize("many", [1, 3, 9])
+def test_a_step_that_got_nothing_can_be_landed(many: int, end: str) -> None:
+    engine = Engine.of(ATTENTION, blocks=4)
+    first = engine.start(tokens((1, 16)))
+    assert engine.step(first) == [16]
+    others = [engine.start(tokens((2 + i, 4))) for i in range(many)]
+    step = engine.cache.extend([lease.row for lease in others], 4)
+    assert step.exhausted.all()
+    if end == "fail":
+        engine.cache.fail(step)
+    else:
+        engine.cache.commit(step, sampled=np.zeros(many, dtype=np.int32))
+    engine.cache.finish([first.row])
+    assert engine.step(others[0]) == [4]
+
+
 def test_a_snapshot_is_left_out_before_a_request_has_to_wait() -> None:
     """Ten tokens take three blocks and the running state two: five blocks, none for a snapshot of two."""
     engine = Engine.of(ATTENTION, STATE, blocks=5)

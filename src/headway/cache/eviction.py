@@ -6,7 +6,12 @@ candidates in a heap with lazy corrections, so an eviction costs O(log n) howeve
 The default is economic (greedy dual, Cao and Irani 1997, with frequency): priority = clock at last use + expected
 reuse x compute saved / blocks. The clock is the priority of the last victim, so what is not used ages. The compute
 saved is counted from the next shallower resume point, with the quadratic term of attention, so deep and lonely
-checkpoints weigh more.
+checkpoints weigh more. Expected reuse is past uses plus one; that one is weighed by how often checkpoints of its kind
+were used so far, in comparison with the kind that pays best.
+
+Rejected, measured on the two Mooncake traces (Kimi-K3, 20 and 50 GB a rank): past uses plus the plain pay rate, which
+made whoever was used once outlive everything new (18.5% of tokens reused where LRU reuses 21.3%); compute saved from
+the sequence's start instead of the next resume point (1 to 3 points less).
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ class Candidate(NamedTuple):
     Attributes:
         kind: Kind of placement that took it.
         position: Tokens that it lets a request skip.
-        reuse: Expected number of uses to come: past uses, or the pay rate of its kind.
+        reuse: Expected number of uses to come: past uses, and one more that is weighed by how its
+            kind pays (`PayRates.weight`).
         saved: Compute that one use saves over the next shallower resume point (units of `ComputeCost`).
         blocks: Blocks that its eviction would free (at least 1).
         used: Tick of its last use.

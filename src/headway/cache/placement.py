@@ -65,6 +65,7 @@ class PayRates:
     memory: int = 2000
     _taken: dict[str, float] = field(default_factory=dict)
     _reused: dict[str, float] = field(default_factory=dict)
+    _best: float = 1.0
 
     def took(self, kind: str) -> None:
         """A checkpoint of `kind` was taken."""
@@ -72,10 +73,17 @@ class PayRates:
         if self._taken[kind] > self.memory:
             self._taken[kind] /= 2
             self._reused[kind] = self._reused.get(kind, 0.0) / 2
+        self._best = max((self.rate(known) for known in self._taken if known not in _CERTAIN), default=1.0)
 
     def reused(self, kind: str) -> None:
         """A checkpoint of `kind` was resumed from for the first time."""
         self._reused[kind] = self._reused.get(kind, 0.0) + 1.0
+        if kind not in _CERTAIN:
+            self._best = max(self._best, self.rate(kind))
+
+    def weight(self, kind: str) -> float:
+        """How `kind` pays in comparison with the kind that pays best: 1 for that one, more only for what is certain."""
+        return self.rate(kind) / self._best
 
     def rate(self, kind: str) -> float:
         """Expected share of checkpoints of `kind` that get reused (Laplace's rule of succession)."""

@@ -187,7 +187,7 @@ class Reclaimer:
         if node.marks[-1] == item.position and _trimmable(node):
             blocks += self._residency.would_free(node, max(start, node.start))
         saved = self._cost.between(start, item.position)
-        reuse = item.hits + self.pay.rate(item.kind)
+        reuse = item.hits + self.pay.weight(item.kind)
         return Candidate(item.kind, item.position, reuse, saved, max(1, blocks), item.used, item.age)
 
     def _evict(self, item: Evictable, candidate: Candidate, wanted: int) -> None:
