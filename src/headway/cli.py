@@ -1,4 +1,4 @@
-"""The command line: `headway serve`, `check`, `bench` and `inspect`.
+"""The command line: `headway serve`, `check`, `bench`, `inspect` and `replay`.
 
 A command is a plain function with typer annotations in the package it belongs to. The table `COMMANDS` names
 it, and its module is imported when the command runs or shows its own help, not before: importing torch takes
@@ -50,11 +50,12 @@ COMMANDS: dict[str, LazyCommand] = {
     "check": LazyCommand(
         "headway.conformance.command:check", "Run scenarios that say what the cache must answer, and compare."
     ),
-    "bench": LazyCommand(
-        "headway.bench.command:bench", "Measure what each operation of the cache costs here."
-    ),
+    "bench": LazyCommand("headway.bench.command:bench", "Measure what each operation of the cache costs here."),
     "inspect": LazyCommand(
         "headway.runtime.command:inspect", "Show a model's layer kinds, groups, geometry, bytes and capacity."
+    ),
+    "replay": LazyCommand(
+        "headway.replay.command:replay", "Replay a request trace: what hit rate to expect, and where the tokens go."
     ),
 }
 """Every command by name. Adding a line here is all that registering a command takes."""

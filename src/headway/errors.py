@@ -1,9 +1,9 @@
 """Every exception that Headway raises on purpose: one tree, with `HeadwayError` at its root.
 
 The classes say who can mend it: whoever wrote a layout or an option (`ConfigError`), a scenario file
-(`ScenarioError`), a request (`RequestError`, `UnservableError`), whoever chose the model (`ModelError`), or
-the caller of the cache (`LeaseError`). The message says how. Two things are no part of the tree: running out
-of blocks, which is a result that a scheduler handles, and a fault of our own, which is an `assert`.
+(`ScenarioError`), a trace (`TraceError`), a request (`RequestError`, `UnservableError`), whoever chose the model
+(`ModelError`), or the caller of the cache (`LeaseError`). The message says how. Two things are no part of the tree:
+running out of blocks, which is a result that a scheduler handles, and a fault of our own, which is an `assert`.
 
 Additional fields are part of `args`, so that an exception survives the way from one process to another.
 """
@@ -15,6 +15,7 @@ __all__ = [
     "ModelError",
     "RequestError",
     "ScenarioError",
+    "TraceError",
     "UnservableError",
 ]
 
@@ -29,6 +30,10 @@ class ConfigError(HeadwayError, ValueError):
 
 class ScenarioError(HeadwayError, ValueError):
     """A scenario file that cannot be read as one. The message names the scenario and the field."""
+
+
+class TraceError(HeadwayError, ValueError):
+    """A request trace that cannot be read as one. The message names the file, the line and the field."""
 
 
 class ModelError(HeadwayError):

@@ -261,6 +261,18 @@ def test_what_can_never_fit_is_refused_at_once(blocks: int, fits: bool) -> None:
     assert engine.cache.free_blocks == 6
 
 
+def test_a_request_that_fits_exactly_is_not_starved_by_what_it_parted_from() -> None:
+    """47 tokens fill the pool of 12 blocks of 4. They share 19 with what came before, and part inside a block.
+
+    The shared part has its own copy of that block. While the request is alone nobody needs that copy, so it has to go.
+    """
+    engine = Engine.of(ATTENTION, blocks=12)
+    engine.run(tokens((1, 19), (2, 3)))
+    lease = engine.start(tokens((1, 19), (3, 28)))
+    while lease.computed < 47:
+        assert engine.step(lease, count=1)[0] > 0, f"stuck at {lease.computed}"
+
+
 def test_rows_are_given_again_and_grow_in_number() -> None:
     engine = Engine.of(ATTENTION, max_leases=1)
     leases = [engine.start(tokens((stream, 8))) for stream in range(1, 6)]

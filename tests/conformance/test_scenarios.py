@@ -78,9 +78,13 @@ def step(**step: Any) -> dict[str, Any]:
         (step(start="A"), "a step does one thing, this one has run and start"),
         (world(steps=[{"prompt": []}]), "step 1: no action"),
         (world(steps=[{"finish": "A"}]), "request 'A' is not running"),
+        (world(steps=[{"start": "A", "prompt": [["p", 0, 9]]}, {"commit": "A"}]), "(commit A): `begin` names no"),
         (world(steps=[{"repeat": 2, "steps": [{"abort": "A{i}"}]}]), "step 1[0].1 (abort A0): request 'A0' is not"),
         (world(groups=[{"name": "a", "kind": "mamba"}]), "group 1: 'kind' is 'mamba', it must be one of full,"),
         (world(groups=[{"name": "a", "kind": "full", "bytes": 3}]), "'bytes_per_token' is missing"),
+        (step(output=1 << 24), "'prompt' and 'output' have 16,777,225 tokens together"),
+        (step(prompt=[["p", 0, 1 << 40]]), "at most 16,777,216 can be played"),
+        (step(breakpoints=[0]), "scenario 'w': step 1 (run A): breakpoints must lie in (0, 9]"),
         (world(blocks="many"), "'blocks' must be a whole number, got a string"),
         (world(blocks=True), "'blocks' must be a whole number, got a boolean"),
     ],
@@ -133,6 +137,17 @@ def test_an_expected_error_must_come_and_another_must_not() -> None:
     assert bad.actual.startswith("config (")
 
 
+def test_a_step_that_is_granted_nothing_can_be_expected() -> None:
+    steps = [
+        {"start": "A", "prompt": [["a", 0, 12]]},
+        {"start": "B", "prompt": [["b", 0, 12]]},
+        {"step": "A", "expect": {"granted": 12}},
+        {"step": "B", "expect": {"granted": 0, "error": "exhausted"}},
+    ]
+    report = run(read([world(steps=steps, blocks=3)])[0])
+    assert report.ok, report.lines()
+
+
 def test_pins_end_when_time_passes() -> None:
     """`wait` moves the cache's clock: a pinned path outlives pressure while its time lasts, and no longer."""
     steps: list[dict[str, Any]] = [
@@ -183,7 +198,10 @@ def test_check_prints_one_object_a_scenario(tmp_path: Path) -> None:
     assert second == {"name": "wrong", "ok": False, "failures": [failure]}
 
 
-@pytest.mark.parametrize(("text", "words"), [("[", "not JSON"), ("{}", "list of scenarios")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[", "not JSON"), ("[" * 100_000, "not JSON"), ("{}", "list of scenarios"), ("[]", "is empty")],
+)
 def test_files_that_cannot_be_read_say_so(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "x.json"
     file.write_text(text)

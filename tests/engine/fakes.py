@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import CacheGeometry, TableKind
+from headway.cache import CacheGeometry, TableGeometry, TableKind
 from headway.engine import StepOutput, StepWork, Vocabulary
 
 VOCAB = 61
@@ -38,6 +38,11 @@ def _first_read(kind: TableKind, window: int, chunk: int, position: int) -> int:
     if kind is TableKind.WINDOW:
         return max(0, position - window + 1)
     return position // chunk * chunk if kind is TableKind.CHUNK else 0
+
+
+def _fold(entries: Sequence[int], first: int, table: TableGeometry) -> int:
+    """What a token reads of one table, as a number: every entry at its own place counts."""
+    return sum(entry * place for place, entry in enumerate(entries, first + 1)) * (table.index + 1)
 
 
 class FakeDevice:
@@ -108,7 +113,7 @@ class FakeDevice:
                 first = _first_read(table.kind, table.window, table.chunk, position)
                 read = np.arange(first, position)
                 entries = memory[row[read // table.span], read % table.span]
-                total += sum(entries.tolist()) * (table.index + 1)
+                total += _fold(entries.tolist(), first, table)
         return total
 
 
@@ -126,7 +131,7 @@ def expected_answer(
             for table in geometry.tables:
                 if table.kind is not TableKind.STATE:
                     first = _first_read(table.kind, table.window, table.chunk, position)
-                    reads += sum(tags[first:position]) * (table.index + 1)
+                    reads += _fold(tags[first:position], first, table)
             tags.append(_mix(tokens[position], reads, state))
             state = _mix(state, tokens[position], 5) if geometry.state_table else _START
         answer.append(tags[-1] % VOCAB)

@@ -7,12 +7,11 @@ first token agree to 1e-4. The memory starts full of NaN, so that a read of what
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from tests.runtime.tiny_models import SOUND, tiny_model
+from tests.runtime.tiny_models import SOUND, generated, tiny_model
 from tests.server import tiny
 from transformers import PreTrainedModel
 
@@ -34,27 +33,6 @@ from headway.runtime.loading import LoadedModel
 from headway.runtime.runner import ModelRunner
 
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@cache
-def generated(name: str, prompt: tuple[int, ...], count: int) -> tuple[list[int], torch.Tensor]:
-    """Greedy answer by transformers alone, and the logits of its first token."""
-    tokens = torch.tensor([prompt])
-    output = tiny_model(name).generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=count,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-        pad_token_id=0,
-    )
-    return output.sequences[0, len(prompt) :].tolist(), output.logits[0][0]
 
 
 class Recorder(LocalExecutor):

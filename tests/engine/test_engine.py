@@ -8,7 +8,7 @@ import pytest
 from tests.engine.bench import WORLDS
 from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer, vocabulary
 
-from headway.cache import CacheConfig, LayerSpec, PrefixCache
+from headway.cache import CacheConfig, FullAttention, LayerSpec, PrefixCache
 from headway.engine import (
     Engine,
     EngineConfig,
@@ -250,6 +250,34 @@ def test_a_fault_of_the_engine_fails_everybody_and_is_seen():
         assert not built.healthy
         with pytest.raises(EngineStoppedError, match="has failed"):
             built.submit(asked(prompt(20)))
+
+
+def test_a_step_that_hangs_does_not_hold_up_a_close_with_a_limit():
+    go, stuck = threading.Event(), threading.Event()
+
+    def hang(work: StepWork) -> None:
+        stuck.set()
+        go.wait(60)
+
+    with engine() as (built, device):
+        device.before_step = hang
+        handle = built.submit(asked(prompt(20)))
+        assert stuck.wait(60)
+        assert not built.close(timeout=0.01)
+        go.set()
+        assert built.close()
+        with pytest.raises(EngineStoppedError):
+            handle.result(60)
+
+
+def test_an_engine_that_never_started_can_be_closed_twice():
+    cache = PrefixCache(CacheConfig([FullAttention("full", 8)], 50, block_tokens=4))
+    device = FakeDevice(cache.geometry, 50)
+    built = Engine(cache, device, EngineConfig(), vocabulary(200))
+    built.close()
+    device.close = lambda: pytest.fail("closed twice")  # type: ignore[method-assign]
+    built.close()
+    assert device.closed.is_set()
 
 
 def test_prefix_reuse_can_be_switched_off():

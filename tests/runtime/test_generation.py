@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from tests.runtime.mini_engine import MiniEngine, Request
-from tests.runtime.tiny_models import SOUND, tiny_model
-from transformers import PreTrainedModel
+from tests.runtime.tiny_models import SOUND, generated, tiny_model
 
 from headway.cache import CacheGeometry
 from headway.runtime.inspection import inspect_model
 
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def generated(model: PreTrainedModel, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-    """Greedy answer by transformers alone, and the logits of its first token."""
-    tokens = torch.tensor([prompt])
-    output = model.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=count,
-        do_sample=False,
-        output_scores=True,
-        return_dict_in_generate=True,
-        pad_token_id=0,
-    )
-    return output.sequences[0, len(prompt) :].tolist(), output.scores[0][0]
 
 
 def scarce(name: str) -> int:
@@ -62,14 +40,13 @@ def drive(engine: MiniEngine, seed: int) -> list[Request]:
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("pressure", ["roomy", "scarce"])
 def test_answers_equal_generate(name: str, pressure: str) -> None:
-    model = tiny_model(name)
     seed = SOUND.index(name)
-    engine = MiniEngine(model, blocks=4000 if pressure == "roomy" else scarce(name), seed=seed)
+    engine = MiniEngine(tiny_model(name), blocks=4000 if pressure == "roomy" else scarce(name), seed=seed)
     requests = drive(engine, seed)
     assert sum(hit > 0 for hit in engine.hits) >= (3 if pressure == "roomy" else 1)
     assert (engine.evictions > 0) == (pressure == "scarce")
     for request in requests:
-        answer, first = generated(model, request.prompt, request.wanted)
+        answer, first = generated(name, tuple(request.prompt), request.wanted)
         assert request.answer == answer, f"seed {seed}, hits {engine.hits}"
         assert request.first is not None
         assert (request.first - first).abs().max().item() < TOLERANCE

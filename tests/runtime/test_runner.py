@@ -17,11 +17,6 @@ TOLERANCE = 1e-4
 """Absolute, on logits that reach about 6."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def reference(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     """Logits of transformers' own forward, no cache: [tokens, vocab]."""
     with torch.no_grad():

@@ -132,3 +132,22 @@ def test_values_outside_their_range_are_refused(params: dict[str, Any], param: s
     with pytest.raises(RequestError) as caught:
         SamplingParams(**params)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-40, 1e-300, 5e-324])
+def test_a_temperature_next_to_nothing_takes_the_most_likely(temperature: float) -> None:
+    logits = torch.tensor([[-40.0, 20.0, 30.0, 29.9]])
+    assert sample(logits, [row(temperature=temperature)]).tokens.tolist() == [2]
+
+
+def test_top_k_may_be_any_number() -> None:
+    assert np.allclose(draws(torch.tensor([0.5, 0.5]).log(), 4000, top_k=10**400), [0.5, 0.5], atol=0.04)
+
+
+def test_biases_of_many_tokens_are_added_to_each() -> None:
+    logits = torch.zeros(1, 5)
+    biases = {4: 1.0, 0: 3.0, 2: -100.0, 77: 100.0}
+    assert sample(logits, [row(temperature=0, logit_bias=biases)]).tokens.tolist() == [0]
+    shares = draws(torch.zeros(5), 4000, logit_bias={0: -100.0, 1: 1.0, 2: 1.0, 3: -100.0, 4: -100.0})
+    assert np.allclose(shares, [0, 0.5, 0.5, 0, 0], atol=0.04)
+    assert logits.tolist() == [[0.0] * 5]

@@ -53,3 +53,19 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
             parameter.copy_(centre + torch.empty_like(parameter).normal_(0.0, 0.15, generator=generator))
     model.generation_config.eos_token_id = None
     return model
+
+
+@cache
+def generated(name: str, prompt: tuple[int, ...], count: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy answer by transformers alone, and the logits of its first token."""
+    tokens = torch.tensor([prompt])
+    output = tiny_model(name).generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=count,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
+    return output.sequences[0, len(prompt) :].tolist(), output.logits[0][0]

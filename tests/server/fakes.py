@@ -57,6 +57,11 @@ class Running:
     http: httpx.Client
     server: uvicorn.Server
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that the engine has not ended; unlike a snapshot it can be asked while a step is held up."""
+        return len(self.engine._handles)
+
     def stop(self) -> None:
         """What a signal does: take no more, and end when what runs has ended."""
         self.server.should_exit = True

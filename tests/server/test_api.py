@@ -283,7 +283,7 @@ def test_a_full_queue_refuses_and_health_answers_during_a_long_step():
         assert entered.wait(60)
         for thread in threads[1:]:
             thread.start()
-        while len(server.engine._handles) < 3:
+        while server.open_requests < 3:
             assert not go.wait(0.01)
         refused = server.http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 2})
         assert refused.status_code == 429

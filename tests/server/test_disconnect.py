@@ -59,9 +59,9 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_blocks():
         gate.step(6)
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             assert next(response.iter_lines()).startswith("data: ")
-            assert server.engine._handles
+            assert server.open_requests
         gate.step()  # the step that was under way when the client went
-        wait_until(lambda: not server.engine._handles)
+        wait_until(lambda: not server.open_requests)
         assert len(server.device.steps) < 20, "the answer was not computed to its end"
         gate.open()
         snapshot = server.engine.snapshot(timeout=60)
@@ -79,11 +79,11 @@ def test_a_client_that_goes_before_its_answer_begins(state: str, stream: bool):
         other = threading.Thread(target=lambda: first.append(server.complete("Other", max_tokens=20)))
         if state == "queued":
             other.start()
-            wait_until(lambda: len(server.engine._handles) == 1)
+            wait_until(lambda: server.open_requests == 1)
         body = {"prompt": "Once upon a time", "max_tokens": 500, "stream": stream, "ignore_eos": True}
-        before = len(server.engine._handles)
+        before = server.open_requests
         with send(server, body):
-            wait_until(lambda: len(server.engine._handles) == before + 1)
+            wait_until(lambda: server.open_requests == before + 1)
         gate.open()
         wait_until(lambda: server.engine.snapshot().counters.finished["abort"] == 1)
         if state == "queued":
@@ -101,7 +101,7 @@ def test_one_of_several_answers_does_not_outlive_the_others():
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
         gate.open()
-        wait_until(lambda: not server.engine._handles)
+        wait_until(lambda: not server.open_requests)
         assert server.engine.snapshot().counters.finished["abort"] == 4
 
 

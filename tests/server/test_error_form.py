@@ -1,10 +1,14 @@
 """Whatever is wrong with a request, the answer has the form that OpenAI clients expect, and says what to change."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.server.fakes import Running, running
+
+from headway.engine import StepWork
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,10 @@ ERRORS: list[tuple[str, dict[str, Any], int, str | None, str | None, str]] = [
     ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_parameter", "not supported"),
     ("completions", {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo", None, "not supported"),
     ("completions", {"prompt": "a", "logit_bias": {"99": 1}}, 400, "logit_bias", None, "99"),
+    ("completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias", None, "9999999999..."),
+    ("completions", {"prompt": "a", "logit_bias": {"1.0": 1}}, 400, "logit_bias", None, "'1.0'"),
+    ("completions", {"prompt": "a", "stop": ["b" * 513]}, 400, "stop[0]", "invalid_value", "512"),
+    ("completions", {"prompt": "a", "headway": {"pin": -1}}, 400, "headway.pin", "invalid_value", "greater than or"),
     ("completions", {"prompt": "a", "headway": {"pin": True, "no_store": True}}, 400, "headway.pin", None, "choose"),
     ("completions", {"prompt": "a", "headway": {"explian": True}}, 400, "headway.explian", "unknown_parameter", ""),
     ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", None, "stream: true"),
@@ -114,7 +122,17 @@ def test_what_asks_for_nothing_is_accepted(server: Running):
 
 @pytest.mark.parametrize(
     ("content", "status", "text"),
-    [(b"{", 400, "not JSON"), (b"[]", 400, "JSON object"), (b'"' + b"x" * (2 << 20) + b'"', 413, "larger than")],
+    [
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "JSON object"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b'{"prompt": "\xff"}', 400, "not JSON"),
+        (b'{"prompt": "\xed\xa0\x80"}', 400, "not JSON"),
+        (b'{"prompt": "a\\ud800"}', 400, "surrogate"),
+        (b'{"prompt": "a", "\\udc00": 1}', 400, "surrogate"),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", 400, "not JSON"),
+        (b'"' + b"x" * (2 << 20) + b'"', 413, "larger than"),
+    ],
 )
 def test_bodies_that_are_no_requests(server: Running, content: bytes, status: int, text: str):
     response = server.http.post("/v1/completions", content=content)
@@ -145,3 +163,28 @@ def test_a_step_that_always_fails_is_a_server_error_and_the_server_goes_on():
         assert "the device says no" in error["message"]
         server.device.fail_when = lambda work: False
         assert server.complete("Hello", max_tokens=4)["choices"][0]["text"] == server.expected("Hello", 4)
+
+
+def test_whole_surrogate_pairs_are_characters(server: Running):
+    response = server.http.post("/v1/completions", content=b'\xef\xbb\xbf{"prompt": "\\ud83d\\ude00", "max_tokens": 1}')
+    assert response.status_code == 200, response.text
+
+
+def test_a_reset_during_a_step_that_hangs_says_that_it_will_come():
+    go, stuck = threading.Event(), threading.Event()
+
+    def hang(work: StepWork) -> None:
+        stuck.set()
+        go.wait(60)
+
+    with running() as server, ThreadPoolExecutor(1) as pool:
+        ask = server.engine.reset
+        server.engine.reset = lambda timeout=None: ask(0.01)  # type: ignore[method-assign]
+        server.device.before_step = hang
+        answer = pool.submit(server.complete, "Hello", max_tokens=2)
+        assert stuck.wait(60)
+        response = server.http.post("/reset_prefix_cache")
+        go.set()
+        assert response.status_code == 503
+        assert "when it has ended" in response.json()["error"]["message"]
+        assert answer.result()["choices"][0]["text"] == server.expected("Hello", 2)

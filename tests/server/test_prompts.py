@@ -136,3 +136,34 @@ def test_pieces_are_the_bytes_of_tokens(words: HubTokenizer):
 def test_too_many_answers_in_one_request_are_refused():
     with pytest.raises(RequestError, match="256"):
         prepare_completions(parse_body(CompletionRequest, {"prompt": ["a"] * 100, "n": 3}), CharTokenizer())
+
+
+def test_many_marks_are_refused_before_anything_is_rendered_for_them():
+    Counting.rendered = 0
+    marked = [said("user", "a", mark=True) for _ in range(65)]
+    with pytest.raises(RequestError, match="65 messages and parts have cache_control, 64 may") as caught:
+        chat(Counting(), *marked)
+    assert (caught.value.code, Counting.rendered) == ("too_many_breakpoints", 0)
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}} for _ in range(64)]
+    assert len(chat(CharTokenizer(), said("user", parts)).breakpoints) == 64
+
+
+class Counting(CharTokenizer):
+    rendered = 0
+
+    def render(self, messages: Sequence[Any], *, answer: bool, options: Any = None) -> str:
+        Counting.rendered += 1
+        return super().render(messages, answer=answer, options=options)
+
+
+def test_a_prompt_that_will_be_refused_is_rendered_once():
+    Counting.rendered = 0
+    talk = [said("user", "word ", mark=True) for _ in range(20)]
+    body = parse_body(ChatRequest, {"messages": talk})
+    whole = prepare_chat(body, Counting())
+    assert whole.breakpoints
+    Counting.rendered = 0
+    cut = prepare_chat(body, Counting(), len(whole.tokens) - 1)
+    assert (cut.tokens.tolist(), cut.boundaries, cut.breakpoints) == (whole.tokens.tolist(), (), ())
+    assert Counting.rendered == 1
+    assert prepare_chat(body, Counting(), len(whole.tokens)).breakpoints == whole.breakpoints

@@ -96,7 +96,7 @@ class Committer:
         if (computed > known).any():
             raise LeaseError(_TOO_MANY)
         if tokens is not None and told is not None:
-            if tokens.min() < 0 and (np.arange(tokens.shape[1]) < told[:, None])[tokens < 0].any():
+            if tokens.size and tokens.min() < 0 and (np.arange(tokens.shape[1]) < told[:, None])[tokens < 0].any():
                 raise LeaseError(_NEGATIVE)
             self._append(rows, tokens, told)
             leases.known[rows] = known

@@ -33,7 +33,8 @@ class CacheConfig:
         cost: What computing tokens costs; ranks what to keep.
         exports_inside: The model can export states inside a chunk, so prefill need not stop at checkpoints.
         max_leases: Running requests for which room is made at once; grows when needed.
-        pin_share: Largest share of the pool that pins may protect.
+        pin_share: Largest share of the pool that pins may protect, counted by tokens: where a pinned path branches
+            inside a block, it names one id more than counted.
         pin_seconds: Time to live of a pin.
         history_tokens: Tokens of evicted paths that are remembered to explain misses and to see where traffic parts;
             None: four times what the pool can hold.

@@ -23,6 +23,8 @@ from headway.cache.tree import Match, Node, PrefixTree
 __all__ = ["PrefixIndex"]
 
 Ids = NDArray[np.int32]
+_FEW_NAMESPACES = 64
+"""Namespaces among which empty ones are not looked for."""
 
 
 class PrefixIndex:
@@ -55,6 +57,7 @@ class PrefixIndex:
         self.reclaim = Reclaimer(config, geometry, pool, leases, self.residency, self.tree, clock)
         self.roots: dict[int, Node] = {}
         self.version = 0
+        self._roots_before_sweep = _FEW_NAMESPACES
         self._nowhere = Match(self.tree.root(), 0)
 
     # ---- finding
@@ -63,9 +66,18 @@ class PrefixIndex:
         """Root of a namespace."""
         root = self.roots.get(namespace)
         if root is None:
+            if len(self.roots) >= self._roots_before_sweep:
+                self._sweep_roots()
             root = self.roots[namespace] = self.tree.root()
             self.residency.namespaces[root] = namespace
         return root
+
+    def _sweep_roots(self) -> None:
+        """Forget namespaces behind which nothing is known; clients choose cache salts, so there is no end of them."""
+        for namespace, root in list(self.roots.items()):
+            if not root.children and not root.rows:
+                del self.roots[namespace], self.residency.namespaces[root]
+        self._roots_before_sweep = 2 * len(self.roots) + _FEW_NAMESPACES
 
     def find(self, namespace: int, tokens: Ids) -> tuple[Match, int, Checkpoint | None]:
         """How far a prompt follows a known path, where it can resume, and the checkpoint that serves it. Pure."""

@@ -46,6 +46,7 @@ __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
 Ids = NDArray[np.int32]
 _NAMESPACES_COMPARED = 16
+_NAMESPACES_KEPT = 1024
 """Other namespaces in which a lookup without any match is repeated to explain it: the latest ones."""
 
 
@@ -128,10 +129,14 @@ class PrefixCache:
     def namespace(self, model: str = "", adapter: str = "", salt: str = "") -> int:
         """Id of a namespace; prompts in different ones never share. The empty one is 0.
 
-        Ids are remembered until `reset`, and never given out twice.
+        An id is never given out twice. It is remembered while anything is known in its namespace; ask for it again for
+        every prompt instead of keeping it.
         """
         key = (model, adapter, salt)
         if key not in self._namespaces:
+            if len(self._namespaces) > 2 * len(self._index.roots) + _NAMESPACES_KEPT:
+                known = self._index.roots
+                self._namespaces = {k: n for k, n in self._namespaces.items() if n in known or n == 0}
             self._namespaces[key] = next(self._namespace_ids)
         return self._namespaces[key]
 
@@ -159,7 +164,8 @@ class PrefixCache:
     def _explain(self, hit: Hit) -> Explanation:
         prompt, elsewhere = hit.prompt, 0
         if hit.matched == 0:
-            others = [r for ns, r in self._index.roots.items() if ns != prompt.namespace][-_NAMESPACES_COMPARED:]
+            latest = itertools.islice(reversed(self._index.roots.items()), _NAMESPACES_COMPARED)
+            others = [root for namespace, root in latest if namespace != prompt.namespace]
             follow = self._index.tree.follow
             elsewhere = max((follow(Match(root, 0), prompt.tokens).position for root in others), default=0)
         return explain_match(

@@ -153,6 +153,10 @@ class ToyEngine:
             self._flights.append(_Flight(step, tuple(names), tuple(part), drafts))
         return step
 
+    def under_way(self, names: Sequence[str]) -> bool:
+        """Whether a step of just these requests was begun and is not yet committed."""
+        return any(flight.asked == tuple(names) for flight in self._flights)
+
     def commit(self, names: Sequence[str], accepted: int = 0) -> None:
         """The ranks have done the step of `names`; `accepted` of its draft tokens were right."""
         flight = self._land(names)
@@ -173,7 +177,7 @@ class ToyEngine:
 
     def fail(self, names: Sequence[str]) -> None:
         """The ranks failed in the step of `names` (begun now if it was not)."""
-        if not any(flight.asked == tuple(names) for flight in self._flights):
+        if not self.under_way(names):
             self.begin(names)
         self.cache.fail(self._land(names).step)
 

@@ -1,7 +1,8 @@
 """The form of a scenario file: a JSON list of small worlds, each with what happens in it and what is right.
 
-`tests/conformance/README.md` documents the form. Everything is checked while loading, so that a misspelt key is an
-error that names scenario, step and key, and never an expectation that is silently not tested.
+`tests/conformance/README.md` documents the form. Steps and expectations are checked while loading, so that a misspelt
+key is an error that names scenario, step and key, and never an expectation that is silently not tested. The values
+that configure the cache are checked when the scenario runs, because a wrong one may be what it expects.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _OF_ONE = {"computed"}
 _OF_ALL = {*_OF_THE_POOL, "waterfall", "events"}
 _ERRORS = ("config", "exhausted", "unservable")
 _GEOMETRY = ("span", "blocks", "position", "block_tokens", "shards", "state_blocks", "columns")
+
+_LONGEST = 1 << 24
+"""Most tokens of one request: each is played singly."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def load(path: Path) -> list[Scenario]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ScenarioError(f"{path}: not JSON ({error})") from error
     return read(value, str(path))
 
@@ -179,6 +183,8 @@ def read(value: object, source: str = "scenarios") -> list[Scenario]:
     """
     if not isinstance(value, list):
         raise ScenarioError(f"{source}: a scenario file is a list of scenarios")
+    if not value:
+        raise ScenarioError(f"{source}: the list of scenarios is empty")
     scenarios = [_scenario(item, f"{source}: scenario {number}") for number, item in enumerate(value, 1)]
     names: set[str] = set()
     for scenario in scenarios:
@@ -281,10 +287,14 @@ def _allowed(verb: str) -> set[str]:
 
 def _request(fields: Fields, name: str) -> RequestForm:
     segments = tuple(_segment(item, fields) for item in fields.items("prompt", required=True))
+    output = fields.integer("output", 1, least=1)
+    tokens = output + sum(s.tokens if isinstance(s, Image) else s.stop - s.start for s in segments)
+    if tokens > _LONGEST:
+        raise fields.error(f"'prompt' and 'output' have {tokens:,} tokens together, at most {_LONGEST:,} can be played")
     return RequestForm(
         name=name,
         prompt=segments,
-        output=fields.integer("output", 1, least=1),
+        output=output,
         salt=fields.text("salt", ""),
         adapter=fields.text("adapter", ""),
         model=fields.text("model", ""),

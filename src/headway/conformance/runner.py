@@ -11,7 +11,7 @@ from headway.conformance.engine import Exhausted, Request, ToyEngine
 from headway.conformance.form import Expectation, Scenario, StepForm
 from headway.conformance.report import Failure, Report
 from headway.conformance.world import configuration
-from headway.errors import ConfigError, ScenarioError, UnservableError
+from headway.errors import ConfigError, LeaseError, ScenarioError, UnservableError
 
 __all__ = ["run"]
 
@@ -27,8 +27,6 @@ def run(scenario: Scenario) -> Report:
     try:
         config = configuration(scenario.world, f"scenario {scenario.name!r}")
         engine = ToyEngine.build(config, scenario.max_batched_tokens)
-    except ScenarioError:
-        raise
     except ConfigError as error:
         if expect.error != "config":
             report.failures.append(Failure("configuration", "error", "none", f"config ({error})"))
@@ -39,8 +37,11 @@ def run(scenario: Scenario) -> Report:
     if scenario.expect:
         play.judge("configuration", scenario.expect, None)
     for step in scenario.steps:
-        if not play.do(step):
-            break
+        try:
+            if not play.do(step):
+                break
+        except LeaseError as error:
+            raise ScenarioError(f"scenario {scenario.name!r}: {step.label}: {error}") from error
     return report
 
 
@@ -89,7 +90,8 @@ class _Play:
                 engine.begin(names, step.tokens, step.drafts)
             case "step":
                 engine.begin(names, step.tokens, step.drafts)
-                engine.commit(names, step.accepted)
+                if engine.granted:
+                    engine.commit(names, step.accepted)
             case "commit":
                 engine.commit(names, step.accepted)
             case "fail_step":
@@ -118,6 +120,8 @@ class _Play:
                 raise ScenarioError(f"{self.where}: {step.label}: request {name!r} was not preempted")
             if step.verb not in ("run", "start", "resume") and not running:
                 raise ScenarioError(f"{self.where}: {step.label}: request {name!r} is not running")
+        if step.verb == "commit" and not self.engine.under_way(step.names):
+            raise ScenarioError(f"{self.where}: {step.label}: `begin` names no step of just these requests before it")
 
     def judge(self, label: str, expect: Expectation, request: Request | None) -> None:
         """Compare every expectation with what the cache says now."""

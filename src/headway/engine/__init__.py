@@ -7,7 +7,7 @@ is in `headway.engine.local` and `headway.engine.build`, imported by those who w
 from headway.engine.capacity import blocks_needed, longest_servable
 from headway.engine.config import EngineConfig
 from headway.engine.engine import Engine, Vocabulary
-from headway.engine.errors import EngineStoppedError, QueueFullError, RequestFailedError
+from headway.engine.errors import EngineBusyError, EngineStoppedError, QueueFullError, RequestFailedError
 from headway.engine.executor import Executor, SampleSpec, StepOutput, StepWork
 from headway.engine.handle import RequestHandle
 from headway.engine.queue import FairQueue
@@ -20,6 +20,7 @@ from headway.engine.tokenizer import HubTokenizer, TextTokenizer
 __all__ = [
     "Delta",
     "Engine",
+    "EngineBusyError",
     "EngineConfig",
     "EngineCounters",
     "EngineSnapshot",

@@ -18,10 +18,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from headway.cache import PrefixCache, ResetReport
 from headway.engine.capacity import blocks_needed, longest_servable
 from headway.engine.config import EngineConfig
 from headway.engine.errors import EngineStoppedError, QueueFullError
@@ -33,13 +34,13 @@ from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.text import Decode
 from headway.errors import ConfigError, HeadwayError, RequestError, UnservableError
 
-if TYPE_CHECKING:
-    from headway.cache import PrefixCache, ResetReport
-
 __all__ = ["Engine", "Vocabulary"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_ENDLESS = 1 << 20
+"""Length limit of a model without one: every request reserves an array for its longest answer."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Engine:
     Attributes:
         config: The options.
         max_model_len: Most tokens of prompt and answer together; no more than the pool can hold.
+        vocabulary: What it knows of the model's tokens.
+        observer: Who hears of ends of requests and of steps, or None; may be set at any time.
     """
 
     def __init__(
@@ -174,16 +177,23 @@ class Engine:
         with self._wakeup:
             return self._wakeup.wait_for(lambda: not self._handles, max(0.0, deadline - time.monotonic()))
 
-    def close(self) -> None:
-        """Stop after the present step, fail what is left, release the device. May be called twice."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Stop after the present step, fail what is left, release the device. May be called twice.
+
+        Returns:
+            Whether it has stopped; False if the present step takes longer than `timeout` seconds. It does not keep the
+            process from ending.
+        """
         self._accepting = False
         with self._wakeup:
-            self._stopping = True
+            again, self._stopping = self._stopping, True
             self._wakeup.notify_all()
         if self._thread.ident is None:
-            self._executor.close()
+            if not again:
+                self._executor.close()
         elif self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     # -- checks -----------------------------------------------------------------------------------------------------
 
@@ -209,7 +219,8 @@ class Engine:
         needed = blocks_needed(self.cache.geometry, length + request.max_tokens, 1)
         if needed > self.cache.config.blocks:
             raise UnservableError(
-                f"the request needs {needed} blocks and the pool has {self.cache.config.blocks}",
+                f"the request needs {needed} blocks and the pool has {self.cache.config.blocks}; shorten the prompt, "
+                f"lower max_tokens, or give the server more --memory",
                 needed,
                 self.cache.config.blocks,
             )
@@ -358,7 +369,7 @@ class Engine:
 def _length_limit(cache: PrefixCache, config: EngineConfig, vocabulary: Vocabulary) -> int:
     """Most tokens of one request: what was asked for, what the model was made for, what the pool holds."""
     wished = [n for n in (config.max_model_len, vocabulary.max_model_len) if n is not None]
-    limit = min(wished, default=1 << 20)
+    limit = min(wished, default=_ENDLESS)
     if not config.chunked_prefill:
         limit = min(limit, config.max_batched_tokens - config.max_running)
     fits = longest_servable(cache.geometry, cache.config.blocks, 1, limit)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from headway.errors import HeadwayError
 
-__all__ = ["EngineStoppedError", "QueueFullError", "RequestFailedError"]
+__all__ = ["EngineBusyError", "EngineStoppedError", "QueueFullError", "RequestFailedError"]
 
 
 class QueueFullError(HeadwayError):
     """Too many requests are waiting. Nothing was changed; the same request can be sent again later."""
+
+
+class EngineBusyError(HeadwayError):
+    """A step takes long, so the engine did not answer in time. What was asked for is done when the step has ended."""
 
 
 class EngineStoppedError(HeadwayError):

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.cache import Step
 from headway.engine.request import TokenLogprob
 
-if TYPE_CHECKING:
-    from headway.cache import Step
+if TYPE_CHECKING:  # it imports torch, which a replay does without
     from headway.runtime.sampling import SamplingParams
 
 __all__ = ["Executor", "SampleSpec", "StepOutput", "StepWork"]

@@ -11,10 +11,8 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headway.engine.request import Delta, RequestResult
+from headway.engine.request import Delta, RequestResult
 
 __all__ = ["RequestHandle"]
 

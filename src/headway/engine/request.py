@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Prompt
-from headway.engine.text import Decode, TextStream
+from headway.cache import Explanation, Lease, Prompt
+from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 
-if TYPE_CHECKING:
-    from headway.cache import Explanation, Lease
+if TYPE_CHECKING:  # it imports torch, which a replay does without
     from headway.runtime.sampling import SamplingParams
 
 __all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "TokenLogprob"]
@@ -142,7 +141,7 @@ class Delta:
 
 @dataclass(eq=False)
 class RunningRequest:
-    """A request and how far it is. Changed by the scheduler alone.
+    """A request and how far it is. Once it is queued, it is changed by the scheduler alone.
 
     Attributes:
         request: What was asked.
@@ -203,7 +202,7 @@ class RunningRequest:
         eos: Sequence[int] = (),
     ) -> RunningRequest:
         """A request that has just arrived; without `decode` its text stays empty."""
-        text = TextStream(decode or (lambda _: ""), request.tokens[-16:].tolist(), request.stop)
+        text = TextStream(decode or (lambda _: ""), request.tokens[-CONTEXT_TOKENS:].tolist(), request.stop)
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(eos))
         return cls(request, request_id, order, Timings(now), text, ends)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from headway.cache import CacheStats
-    from headway.engine.request import RequestResult, RunningRequest
+from headway.cache import CacheStats
+from headway.engine.request import RequestResult, RunningRequest
 
 __all__ = ["EngineCounters", "EngineSnapshot", "Observer"]
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["Decode", "TextStream"]
+__all__ = ["CONTEXT_TOKENS", "Decode", "TextStream"]
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens left out."""
 
+CONTEXT_TOKENS = 6
+"""Last tokens of the prompt that decide how the first token of the answer is written."""
+
 _BROKEN = "\ufffd"
 _MAX_HELD = 8  # tokens held back for an unfinished character: one has 4 bytes, so beyond this it is not going to end
 _MAX_WINDOW = 64  # tokens that decode to nothing (special ones) before the window moves on regardless
-_CONTEXT = 6  # tokens of the prompt that decide how the first token of the answer is written
 
 
 class TextStream:
@@ -42,7 +44,7 @@ class TextStream:
         self._decode = decode
         self._stop = tuple(stop)
         self._longest = max((len(s) for s in self._stop), default=0)
-        self._window = [int(t) for t in prompt[-_CONTEXT:]]
+        self._window = [int(t) for t in prompt[-CONTEXT_TOKENS:]]
         self._read = len(self._window)
         self._started = False
         self._shown = 0

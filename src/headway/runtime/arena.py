@@ -18,10 +18,11 @@ from headway.runtime.layout import STATE_ALIGNMENT, Entries, Field, ModelLayout
 __all__ = ["Arena", "row_bytes"]
 
 _ROW_ALIGNMENT = 64
+"""Bytes to which blocks are aligned: a cache line, and a multiple of the size of every type."""
 
 
 def row_bytes(geometry: CacheGeometry) -> int:
-    """Bytes that one block takes in the arena: its own, up to a multiple of 64."""
+    """Bytes that one block takes in the arena: its own, up to a multiple of `_ROW_ALIGNMENT`."""
     return -(-geometry.block_bytes // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
 
 
@@ -85,16 +86,8 @@ class Arena:
         size = field.dtype.itemsize
         start = group.offset + field.offset * group.block_tokens
         assert start % size == 0, f"{entries.group}/{field.name} at byte {start} is not aligned to {size}"
-        typed = self._as(field.dtype)
-        inner = [1]
-        for width in reversed(field.shape[1:]):
-            inner.insert(0, inner[0] * width)
-        per_token = field.bytes // size
-        return typed.as_strided(
-            (self.blocks, group.block_tokens, *field.shape),
-            (typed.stride(0), per_token, *inner[-len(field.shape) :]),
-            start // size,
-        )
+        region = self._as(field.dtype)[:, start // size : (start + field.bytes * group.block_tokens) // size]
+        return region.view(self.blocks, group.block_tokens, *field.shape)
 
     def _as(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the whole memory as [blocks, stride / itemsize] of `dtype`."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headway.cache import Step
 from headway.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.cache import Step
 
 __all__ = ["RunBatch", "RunResult", "StateMove", "batch_of"]
 

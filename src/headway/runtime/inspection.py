@@ -30,7 +30,7 @@ from headway.runtime.runner import cache_argument
 
 __all__ = ["inspect_model"]
 
-PROBE_TOKENS = 8
+_PROBE_TOKENS = 8
 """Tokens of the dry run: more than any short convolution is wide, so that its state has its full size."""
 
 _KNOWN_LAYERS = (
@@ -153,13 +153,13 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
 
 @torch.no_grad()
 def _dry_run(model: PreTrainedModel) -> _DryRun:
-    """Run a prompt of `PROBE_TOKENS` tokens and one token after it."""
+    """Run a prompt of `_PROBE_TOKENS` tokens and one token after it."""
     name = type(model).__name__
     cache = _ProbeCache(model.config)
     context = _ProbeContext(cache, name)
-    tokens = torch.arange(1, PROBE_TOKENS + 2, device=model.device)[None]
-    positions = torch.arange(PROBE_TOKENS + 1, device=model.device)[None]
-    cut = (slice(None), slice(0, PROBE_TOKENS)), (slice(None), slice(PROBE_TOKENS, None))
+    tokens = torch.arange(1, _PROBE_TOKENS + 2, device=model.device)[None]
+    positions = torch.arange(_PROBE_TOKENS + 1, device=model.device)[None]
+    cut = (slice(None), slice(0, _PROBE_TOKENS)), (slice(None), slice(_PROBE_TOKENS, None))
     vocab = 0
     try:
         with AttentionSwitch(model).attending(context):
@@ -175,7 +175,7 @@ def _dry_run(model: PreTrainedModel) -> _DryRun:
         raise
     except Exception as error:
         raise ModelError(
-            f"{name} cannot be served: a dry run of {PROBE_TOKENS + 1} tokens with transformers' DynamicCache "
+            f"{name} cannot be served: a dry run of {_PROBE_TOKENS + 1} tokens with transformers' DynamicCache "
             f"fails with {type(error).__name__}: {error}"
         ) from error
     return _DryRun(cache, context, vocab)

@@ -18,7 +18,7 @@ import torch
 from headway.cache import ChunkedLocal, ComputeCost, FullAttention, LayerSpec, Recurrent, SlidingWindow
 from headway.errors import ConfigError
 
-__all__ = ["Entries", "Field", "LayerLayout", "LayoutBuilder", "ModelLayout"]
+__all__ = ["STATE_ALIGNMENT", "Entries", "Field", "LayerLayout", "LayoutBuilder", "ModelLayout"]
 
 STATE_ALIGNMENT = 16
 """Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""

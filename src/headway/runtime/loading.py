@@ -6,8 +6,7 @@ Every failure to load is a `ModelError` of one sentence; the cause stays attache
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -152,9 +151,9 @@ def resolve_source(source: str | None) -> tuple[str, str]:
         return path.resolve().name, str(path)
     if path.exists():
         raise ModelError(f"{source!r} is a file: give the directory that holds the model's config.json")
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or os.sep * 2 in source
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
     if looks_local:
-        raise ModelError(f"there is no directory {source!r}")
+        raise ModelError(f"there is no directory {source!r}: name one, a hub id, or nothing for the built-in model")
     return source, source
 
 
@@ -188,7 +187,7 @@ def _require_decoder(name: str, config: Any) -> None:
         raise ModelError(f"model {name!r} is an encoder-decoder: only decoders (causal language models) are served")
 
 
-def _load(name: str, part: str, action: Any) -> Any:
+def _load(name: str, part: str, action: Callable[[], Any]) -> Any:
     """Run one step of loading, turning whatever it raises into a ModelError."""
     try:
         return action()

@@ -27,8 +27,10 @@ _UNITS = {
     "ti": 1024**4,
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
-CPU_SHARE, CPU_LIMIT = 0.5, 4 * 1024**3
-CUDA_SHARE = 0.85
+_CPU_SHARE, _CPU_LIMIT = 0.5, 4 * 1024**3
+"""On a CPU the machine's other work needs memory too."""
+_CUDA_SHARE = 0.85
+"""The rest is for what a forward holds for a moment: activations, logits, gathered histories."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ def default_memory(device: torch.device | str) -> int:
     device = torch.device(device)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return min(int(_available_host_memory() * CPU_SHARE), CPU_LIMIT)
+        return int(free * _CUDA_SHARE)
+    return min(int(_available_host_memory() * _CPU_SHARE), _CPU_LIMIT)
 
 
 def blocks_that_fit(memory: int, geometry: CacheGeometry) -> int:

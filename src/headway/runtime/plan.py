@@ -2,7 +2,7 @@
 
 Rows that compute equally many tokens run as one forward, `[rows, tokens]`: all decoding rows together, a prefill chunk
 with others of its length or alone. Rows are never padded with made-up tokens: a recurrent state would absorb them. What
-is ragged is the history, and that is padded with masked columns, within bounds (`MAX_WASTE`).
+is ragged is the history, and that is padded with masked columns, within bounds (`_MAX_WASTE`).
 
 Rejected: one packed row of all tokens with an attention mask between sequences. Recurrent layers would carry one
 sequence's state into the next.
@@ -24,12 +24,14 @@ __all__ = ["ForwardPlan", "PlanRules", "TokenPlan", "forwards"]
 
 Int64s = NDArray[np.int64]
 
-MAX_WASTE = 1.5
+_MAX_WASTE = 1.5
 """Padded history columns that a forward may have, as a multiple of the real ones, before its rows are split up."""
-SLACK_COLUMNS = 4096
+_SLACK_COLUMNS = 4096
 """Padded columns that are too few to split rows over."""
-MASK_ELEMENTS = 1 << 22
+_MASK_ELEMENTS = 1 << 22
 """Elements of a mask that is built at once; longer chunks attend in stretches of queries."""
+_MASKS_KEPT = 8
+"""Masks that the layers of one forward share; a chunk of more stretches builds them anew for each layer."""
 
 
 class TokenPlan:
@@ -100,8 +102,8 @@ class TokenPlan:
         return self.past_columns == 0 and self.columns <= reach
 
     def stretches(self, queries: int) -> Iterator[tuple[int, int]]:
-        """Cut `queries` queries into half-open stretches whose masks stay below `MASK_ELEMENTS`."""
-        step = max(1, MASK_ELEMENTS // max(1, self.columns * len(self._positions)))
+        """Cut `queries` queries into half-open stretches whose masks stay below `_MASK_ELEMENTS`."""
+        step = max(1, _MASK_ELEMENTS // max(1, self.columns * len(self._positions)))
         for start in range(0, queries, step):
             yield start, min(queries, start + step)
 
@@ -112,7 +114,7 @@ class TokenPlan:
             bool [rows, 1, stop - start, columns], True where a column is seen; None if all are.
         """
         if (start, stop) not in self._masks:
-            if len(self._masks) > 8:
+            if len(self._masks) >= _MASKS_KEPT:
                 self._masks.clear()
             self._masks[start, stop] = self._build_mask(start, stop)
         return self._masks[start, stop]
@@ -184,14 +186,14 @@ def forwards(batch: RunBatch, geometry: CacheGeometry, rules: PlanRules, device:
     """
     ends = np.cumsum(batch.counts)
     firsts = ends - batch.counts
-    for rows, offset, count in _stretches(batch, geometry, rules):
+    for rows, offset, count in _alike(batch, geometry, rules):
         starts = batch.starts[rows] + offset
         index = (firsts[rows] + offset)[:, None] + np.arange(count)
         yield _plan(batch, geometry, device, rows, starts, batch.tokens[index])
 
 
-def _stretches(batch: RunBatch, geometry: CacheGeometry, rules: PlanRules) -> Iterator[tuple[Int64s, int, int]]:
-    """Yield (rows, tokens of each that are already done, tokens to compute)."""
+def _alike(batch: RunBatch, geometry: CacheGeometry, rules: PlanRules) -> Iterator[tuple[Int64s, int, int]]:
+    """Put rows together that can run as one forward: yields (rows, tokens of each already done, tokens to compute)."""
     groups: dict[tuple[int, bool, int], list[int]] = {}
     states = any(table.kind is TableKind.STATE for table in geometry.tables)
     for row in range(batch.rows):
@@ -211,7 +213,7 @@ def _split_ragged(rows: Int64s, starts: Int64s, count: int) -> Iterator[Int64s]:
     for i, row in enumerate(ordered):
         length = int(starts[row]) + count
         padded = (i + 1 - begin) * (int(starts[ordered[begin]]) + count)
-        if padded > MAX_WASTE * (real + length) + SLACK_COLUMNS:
+        if padded > _MAX_WASTE * (real + length) + _SLACK_COLUMNS:
             yield ordered[begin:i]
             begin, real = i, 0
         real += length

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from headway.cache import CacheGeometry
@@ -85,7 +86,7 @@ class ModelRunner:
             self._copy(export.source, export.destination)
         return RunResult(last, tuple(torch.cat(parts) if parts else None for parts in every))
 
-    def _copy(self, source: np.typing.NDArray[Any], destination: np.typing.NDArray[Any]) -> None:
+    def _copy(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
         ids = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(self.device) for a in (source, destination)]
         self.arena.copy_blocks(*ids)
 

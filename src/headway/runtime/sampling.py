@@ -17,11 +17,22 @@ from numpy.typing import NDArray
 
 from headway.errors import RequestError
 
-__all__ = ["SampleRow", "Sampled", "SamplingParams", "TokenLogprob", "sample", "token_logprobs"]
+__all__ = [
+    "MAX_TOP_LOGPROBS",
+    "SampleRow",
+    "Sampled",
+    "SamplingParams",
+    "TokenLogprob",
+    "sample",
+    "token_logprobs",
+]
 
 Int32s = NDArray[np.int32]
 
 MAX_TOP_LOGPROBS = 20
+"""Most likely tokens that can be reported with one, as in the OpenAI API."""
+_COLDEST = 1e-5
+"""Lower temperatures are raised to it: it is as good as greedy, and logits divided by it are still finite."""
 _RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 100.0, "between 0 (greedy) and 100"),
     "top_p": (0.0, 1.0, "above 0 and at most 1"),
@@ -194,17 +205,19 @@ def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
     """Change one row's logits, float32 [vocab], in place."""
     params, device = row.params, logits.device
     if params.repetition_penalty != 1:
-        seen = torch.from_numpy(np.unique(np.concatenate([row.prompt, row.output])).astype(np.int64)).to(device)
-        values = logits[seen[(seen >= 0) & (seen < len(logits))]]
-        scaled = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-        logits[seen[(seen >= 0) & (seen < len(logits))]] = scaled
+        present = np.unique(np.concatenate([row.prompt, row.output])).astype(np.int64)
+        seen = torch.from_numpy(present[(present >= 0) & (present < len(logits))]).to(device)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if len(row.output) and (params.presence_penalty or params.frequency_penalty):
         ids, counts = np.unique(row.output, return_counts=True)
         taken = params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
         logits[torch.from_numpy(ids.astype(np.int64)).to(device)] -= torch.from_numpy(taken).to(device, logits.dtype)
-    for token, bias in params.logit_bias.items():
-        if token < len(logits):
-            logits[token] += bias
+    biases = {token: bias for token, bias in params.logit_bias.items() if token < len(logits)}
+    if biases:
+        logits[torch.tensor(list(biases), device=device)] += torch.tensor(
+            list(biases.values()), dtype=logits.dtype, device=device
+        )
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -215,11 +228,13 @@ def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
     params = [row.params for row in rows]
-    ordered, ids = (logits / column([p.temperature for p in params])).sort(dim=-1, descending=True, stable=True)
+    ordered, ids = (logits / column([max(p.temperature, _COLDEST) for p in params])).sort(
+        dim=-1, descending=True, stable=True
+    )
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     rank = torch.arange(logits.shape[-1], device=device)
-    limit = column([float(p.top_k or logits.shape[-1]) for p in params])
+    limit = column([float(min(p.top_k or logits.shape[-1], logits.shape[-1])) for p in params])
     cut = (before >= column([p.top_p for p in params])) | (rank >= limit)
     cut |= probabilities < column([p.min_p for p in params]) * probabilities[:, :1]
     cut[:, 0] = False

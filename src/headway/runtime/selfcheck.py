@@ -25,15 +25,19 @@ from headway.runtime.runner import ModelRunner
 
 __all__ = ["SelfCheck", "Verdict", "self_check"]
 
-BASE_TOKENS = 96
-FLOPS_LIMIT = 4e12
+_BASE_TOKENS = 96
+"""Length of the probe text where nothing asks for a longer one: six blocks."""
+_FLOPS_LIMIT = 4e12
 """Operations that one pass over the probe text may take; large models are probed with shorter texts."""
-STEPS = 4
-PIECES = 7
-NEAR = 2
+_STEPS = 4
+"""Single tokens with which a continuation is tried."""
+_PIECES = 7
+"""Pieces in which the probe text is tried: odd, so that cuts fall inside blocks."""
+_NEAR = 2
 """Positions after each cut that are compared: a lost state spoils these most; further on, models forget it."""
-TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
-COARSE_TOLERANCE = 0.1
+_TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
+"""Largest difference that is rounding, relative to the size of the logits."""
+_COARSE_TOLERANCE = 0.1
 """For bf16 and fp16: rounding moves logits by a few per cent, a contradiction by about their own size."""
 
 Int32s = NDArray[np.int32]
@@ -103,7 +107,7 @@ def self_check(model: PreTrainedModel, layout: ModelLayout, seed: int = 0) -> Se
     whole = probe.whole()
     chunks, failure = probe.chunks()
     steps = probe.steps()
-    limit = TOLERANCE.get(layout.dtype, COARSE_TOLERANCE)
+    limit = _TOLERANCE.get(layout.dtype, _COARSE_TOLERANCE)
     for part, what in ((whole, "a prefill"), (steps, "a continuation by single tokens")):
         if not part.relative <= limit:
             raise ModelError(
@@ -147,7 +151,7 @@ class _Probe:
         self._each = sum(table.blocks_for(self.tokens) for table in self._geometry.tables)
         self._runner = ModelRunner(model, layout, self._geometry, blocks=4 * self._each)
         self._runner.arena.data.fill_(0xFF)
-        self._cuts = [i * self.tokens // PIECES for i in range(1, PIECES)]
+        self._cuts = [i * self.tokens // _PIECES for i in range(1, _PIECES)]
         self._reference = _one_shot(model, self._text)
 
     def whole(self) -> _Difference:
@@ -160,19 +164,19 @@ class _Probe:
         parts = []
         try:
             for start, stop in pairwise([*self._cuts, self.tokens]):
-                parts.append(self._run(1, self._text, start, stop)[:NEAR])
+                parts.append(self._run(1, self._text, start, stop)[:_NEAR])
         except Exception as error:
             return _UNKNOWN, f"a continuation by several tokens raises {type(error).__name__}: {error}"
-        return self._compare(torch.cat(parts), [cut + i for cut in self._cuts for i in range(NEAR)]), ""
+        return self._compare(torch.cat(parts), [cut + i for cut in self._cuts for i in range(_NEAR)]), ""
 
     def steps(self) -> _Difference:
         """Sequence 2 takes a checkpoint of sequence 1, another text runs, then sequence 2 goes on step by step."""
-        cut = self._cuts[PIECES // 2]
+        cut = self._cuts[_PIECES // 2]
         self._run(1, self._text, 0, cut, exports=self._checkpoint(1, 2))
         self._run(3, self._other, 0, self.tokens)
         copies = self._token_copies(1, 2)
         parts = []
-        positions = list(range(cut, min(cut + STEPS, self.tokens)))
+        positions = list(range(cut, min(cut + _STEPS, self.tokens)))
         for position in positions:
             parts.append(self._run(2, self._text, position, position + 1, copies=copies))
             copies = np.empty((0, 2), dtype=np.int32)
@@ -240,8 +244,8 @@ def _probe_length(layout: ModelLayout) -> int:
     """Tokens of the probe text: past the smallest window or chunk if that is affordable, and never fewer than 32."""
     reaches = [getattr(group, "window", 0) or getattr(group, "chunk", 0) for group in layout.groups]
     crossing = [reach + reach // 2 + 16 for reach in reaches if 0 < reach <= 1024]
-    affordable = int(FLOPS_LIMIT / max(1.0, layout.cost.linear))
-    wanted = max([BASE_TOKENS, *crossing])
+    affordable = int(_FLOPS_LIMIT / max(1.0, layout.cost.linear))
+    wanted = max([_BASE_TOKENS, *crossing])
     length = max(32, min(wanted, affordable))
     return length if layout.max_tokens is None else min(length, layout.max_tokens)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
-from headway.engine import Engine, TextTokenizer
+from headway.engine import Engine, EngineBusyError, TextTokenizer
 from headway.errors import RequestError
 from headway.server.errors import install_error_handlers
 from headway.server.metrics import Metrics
@@ -22,6 +23,11 @@ from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
 from headway.server.service import GenerationService, ServerOptions
 
 __all__ = ["create_app"]
+
+logger = logging.getLogger(__name__)
+
+_LAST_STEP_SECONDS = 60.0
+"""How long a shutdown waits for a step to end. A device that hangs must not keep the process."""
 
 
 def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> FastAPI:
@@ -41,7 +47,8 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(engine.close)
+        if not await asyncio.to_thread(engine.close, _LAST_STEP_SECONDS):
+            logger.error("the last step does not end: it is left behind")
         service.close()
 
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
@@ -100,7 +107,10 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.post("/reset_prefix_cache")
     def reset() -> dict[str, Any]:
-        report = service.engine.reset()
+        try:
+            report = service.engine.reset()
+        except TimeoutError:
+            raise EngineBusyError("a step takes long; the prefix cache will be emptied when it has ended") from None
         return {
             "blocks_freed": report.blocks_freed,
             "checkpoints_removed": report.checkpoints,
@@ -130,7 +140,7 @@ async def _read_json(request: Request, limit: int) -> Any:
     """
     too_large = RequestError(f"the body is larger than {limit} bytes", None, "body_too_large")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
     try:
@@ -140,7 +150,23 @@ async def _read_json(request: Request, limit: int) -> Any:
                 raise too_large
     except ClientDisconnect:
         raise RequestError("the client went away while it sent the body") from None
+    return _decoded(body)
+
+
+def _decoded(body: bytearray) -> Any:
+    """What JSON in UTF-8 says.
+
+    Raises:
+        RequestError: It is no JSON, or has text that cannot be written as UTF-8.
+    """
     try:
-        return json.loads(body)
+        text = body.decode("utf-8-sig")
+        value = json.loads(text)
+        if "\\u" in text:  # an escape may stand for half of a surrogate pair, which no tokenizer takes
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "the body has half of a surrogate pair (\\ud800 to \\udfff) by itself: send whole characters"
+        raise RequestError(message, None, "invalid_json") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}", None, "invalid_json") from None
+    return value

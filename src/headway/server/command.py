@@ -6,9 +6,7 @@ import errno
 import logging
 import signal
 import socket
-from typing import Annotated
 
-import typer
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
@@ -18,83 +16,37 @@ from headway.engine.build import BuiltEngine, build_engine
 from headway.errors import ConfigError, HeadwayError
 from headway.runtime.command import Inspection
 from headway.runtime.memory import parse_bytes
+from headway.server import options as opt
 from headway.server.app import create_app
 from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
 
-_SERVER, _MODEL, _CACHE, _LIMITS = "Server", "Model", "Cache", "Batches and limits"
 _EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
-_LEVELS = ("debug", "info", "warning", "error")
+_PLACEMENT = ",".join(EngineConfig.placement)
 
 
 def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="A directory, a hub id, or nothing for the small built-in model.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", rich_help_panel=_SERVER)] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535, rich_help_panel=_SERVER)] = 8000,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Key that clients must send.", envvar="HEADWAY_API_KEY", rich_help_panel=_SERVER),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="Name of the model in the API.", rich_help_panel=_SERVER)
-    ] = None,
-    grace: Annotated[
-        int,
-        typer.Option(help="Seconds that running requests get at shutdown.", min=0, rich_help_panel=_SERVER),
-    ] = 30,
-    log_level: Annotated[
-        str, typer.Option(help=f"{', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}.", rich_help_panel=_SERVER)
-    ] = "info",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODEL)] = "cpu",
-    dtype: Annotated[
-        str, typer.Option(help="fp32, bf16, or auto: fp32 on a CPU, else bf16.", rich_help_panel=_MODEL)
-    ] = "auto",
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens of prompt and answer together; the model's own limit by default.", rich_help_panel=_MODEL
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory of the cache, such as 4GiB; by default most of a GPU's free memory, or half of "
-            "the free host memory up to 4 GiB.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    block_tokens: Annotated[int, typer.Option(help="Tokens in a block.", rich_help_panel=_CACHE)] = 16,
-    placement: Annotated[
-        str,
-        typer.Option(
-            help="Which positions get a checkpoint, separated by commas; interval:N for every N tokens.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = ",".join(EngineConfig.placement),
-    eviction: Annotated[
-        str, typer.Option(help="What goes first when memory runs out: value or lru.", rich_help_panel=_CACHE)
-    ] = "value",
-    checkpoint_alignment: Annotated[
-        int, typer.Option(help="Checkpoints lie at multiples of this many tokens.", rich_help_panel=_CACHE)
-    ] = 1,
-    prefix_reuse: Annotated[
-        bool, typer.Option(help="Reuse what is cached, or compute every prompt anew.", rich_help_panel=_CACHE)
-    ] = True,
-    max_batched_tokens: Annotated[
-        int, typer.Option(help="Most tokens computed in one step.", rich_help_panel=_LIMITS)
-    ] = EngineConfig.max_batched_tokens,
-    max_running: Annotated[
-        int, typer.Option(help="Most requests that run at once.", rich_help_panel=_LIMITS)
-    ] = EngineConfig.max_running,
-    max_waiting: Annotated[
-        int, typer.Option(help="Most requests that wait; more are refused.", rich_help_panel=_LIMITS)
-    ] = EngineConfig.max_waiting,
-    max_body: Annotated[str, typer.Option(help="Largest body of a request.", rich_help_panel=_LIMITS)] = "16MiB",
+    model: opt.ModelSource = None,
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 8000,
+    api_key: opt.ApiKey = None,
+    served_model_name: opt.ServedName = None,
+    grace: opt.Grace = 30,
+    log_level: opt.LogLevel = "info",
+    device: opt.Device = EngineConfig.device,
+    dtype: opt.Dtype = EngineConfig.dtype,
+    max_model_len: opt.MaxModelLen = None,
+    memory: opt.MemorySize = None,
+    block_tokens: opt.BlockTokens = EngineConfig.block_tokens,
+    placement: opt.PlacementKinds = _PLACEMENT,
+    eviction: opt.Eviction = EngineConfig.eviction,
+    checkpoint_alignment: opt.Alignment = EngineConfig.checkpoint_alignment,
+    prefix_reuse: opt.PrefixReuse = EngineConfig.prefix_reuse,
+    max_batched_tokens: opt.MaxBatchedTokens = EngineConfig.max_batched_tokens,
+    max_running: opt.MaxRunning = EngineConfig.max_running,
+    max_waiting: opt.MaxWaiting = EngineConfig.max_waiting,
+    max_body: opt.MaxBody = "16MiB",
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -130,8 +82,8 @@ def serve(
 
 
 def _set_up_logging(level: str, console: Console) -> None:
-    if level not in _LEVELS:
-        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(_LEVELS)}")
+    if level not in opt.LOG_LEVELS:
+        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(opt.LOG_LEVELS)}")
     if console.is_terminal:
         handler: logging.Handler = RichHandler(console=console, show_path=False)
         logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s", datefmt="%X", force=True)
@@ -148,11 +100,10 @@ def _bind(host: str, port: int) -> socket.socket:
         ConfigError: The port is taken, or there is no such address.
     """
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"there is no address {host!r}: {error.strerror}") from error
+    family, kind, _, _, address = found[0]
     listener = socket.socket(family, kind)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -212,6 +163,6 @@ def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, lo
     except KeyboardInterrupt:
         pass
     finally:
-        built.engine.close()
+        built.engine.close(timeout=10.0)  # it has been closed already, unless the server did not start or was killed
     if not server.started:
         raise HeadwayError("the server could not start; the lines above say why")

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from headway.engine import EngineStoppedError, QueueFullError
+from headway.engine import EngineBusyError, EngineStoppedError, QueueFullError
 from headway.errors import HeadwayError, RequestError, UnservableError
 
 __all__ = ["error_body", "error_response", "install_error_handlers", "status_of"]
@@ -34,7 +34,7 @@ def status_of(error: BaseException) -> int:
         return 400
     if isinstance(error, QueueFullError):
         return 429
-    return 503 if isinstance(error, EngineStoppedError) else 500
+    return 503 if isinstance(error, EngineStoppedError | EngineBusyError) else 500
 
 
 def error_body(error: BaseException) -> dict[str, Any]:

@@ -24,12 +24,14 @@ from headway.server.protocol import ChatRequest, CompletionRequest, Message
 
 __all__ = ["PreparedPrompt", "prepare_chat", "prepare_completions"]
 
-MAX_PROMPTS = 256
-_FIRST_BOUNDARIES, _LAST_BOUNDARIES = (
-    8,
-    24,
-)  # more would cost a rendering each; what lies between was kept by earlier turns
+_MAX_ANSWERS = 256
+"""Answers that one request may ask for."""
+_FIRST_BOUNDARIES, _LAST_BOUNDARIES = 8, 24
+"""Messages whose ends are looked for: each costs a rendering, and what lies between was kept by earlier turns."""
+_MAX_MARKS = 64
+"""Breakpoints that one request may mark: each costs a rendering of the conversation up to it."""
 _MAX_MISMATCHES = 4
+"""Ends inside a token after which no more are looked for: each makes the next stretch to tokenise longer."""
 # Options of transformers' function itself. The template above all: it is a program, and clients do not choose programs.
 _TAKEN_OPTIONS = frozenset(
     {
@@ -57,7 +59,7 @@ class PreparedPrompt:
 
     Attributes:
         tokens: int32 [n].
-        text: What the client sent, for `echo`.
+        text: The prompt as text, for `echo`; empty where tokens came and nobody asks.
         boundaries: Ends of messages, in tokens, ascending.
         breakpoints: Positions that the client marked, in tokens, ascending.
     """
@@ -81,30 +83,48 @@ def prepare_completions(request: CompletionRequest, tokenizer: TextTokenizer) ->
         prompts = given
     if not prompts:
         raise RequestError("the prompt is empty; send at least one token", "prompt", "empty_prompt")
-    if len(prompts) * (request.n or 1) > MAX_PROMPTS:
-        raise RequestError(f"more than {MAX_PROMPTS} answers in one request; send several", "prompt")
+    if len(prompts) * (request.n or 1) > _MAX_ANSWERS:
+        raise RequestError(f"more than {_MAX_ANSWERS} answers in one request; send several", "prompt")
     return [_prepare_text(prompt, request.echo, tokenizer) for prompt in prompts]
 
 
-def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer) -> PreparedPrompt:
+def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer, longest: int | None = None) -> PreparedPrompt:
     """Tokens, boundaries and breakpoints of a conversation.
 
+    One of more than `longest` tokens is going to be refused, so its boundaries and breakpoints are not looked for.
+
     Raises:
-        RequestError: The model has no chat template, or its template refuses the messages.
+        RequestError: The model has no chat template, its template refuses the messages, or too many are marked.
     """
     if not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template; use /v1/completions", "messages", "chat_template_missing")
     options = _template_options(request)
+    _refuse_many_marks(request.messages)
     messages = [_plain(message, message.parts()) for message in request.messages]
     try:
         text = tokenizer.render(messages, answer=True, options=options)
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
     tokens = tokenizer.encode(text)
+    if longest is not None and len(tokens) > longest:
+        return PreparedPrompt(np.array(tokens, dtype=np.int32), text)
     ends = _message_ends(messages, text, tokenizer, options)
     marks = _marked_ends(request.messages, messages, text, tokenizer, options)
     boundaries, breakpoints = _positions(text, tokens, ends, marks, tokenizer)
     return PreparedPrompt(np.array(tokens, dtype=np.int32), text, boundaries, breakpoints)
+
+
+def _refuse_many_marks(messages: Sequence[Message]) -> None:
+    marks = sum(message.cache_control is not None for message in messages)
+    for message in messages:
+        if not isinstance(message.content, str):
+            marks += sum(part.cache_control is not None for part in message.content)
+    if marks > _MAX_MARKS:
+        raise RequestError(
+            f"{marks} messages and parts have cache_control, {_MAX_MARKS} may: mark the ends of what others share only",
+            "messages",
+            "too_many_breakpoints",
+        )
 
 
 def _template_options(request: ChatRequest) -> Mapping[str, Any]:
@@ -166,7 +186,7 @@ def _marked_ends(
         for cut in cuts:
             shortened = [*messages[:i], _plain(message, message.parts()[:cut])]
             rendered = _try_render(shortened, tokenizer, options)
-            ends.add(_common_prefix(rendered or "", text))
+            ends.add(_common_start(rendered or "", text))
     return ends - {0}
 
 
@@ -196,3 +216,15 @@ def _positions(
 
 def _common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def _common_start(left: str, right: str) -> int:
+    """As `_common_prefix`, for long texts: by bisection, so that whole stretches are compared at once."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

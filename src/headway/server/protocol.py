@@ -21,9 +21,9 @@ __all__ = [
     "parse_body",
 ]
 
-MAX_CHOICES = 64
-MAX_STOPS = 16
-ShortText = Annotated[str, StringConstraints(max_length=512)]
+_MAX_CHOICES = 64
+_MAX_STOPS = 16
+_ShortText = Annotated[str, StringConstraints(max_length=512)]
 
 
 class _Record(BaseModel):
@@ -92,14 +92,14 @@ class GenerationFields(_Record):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MAX_CHOICES)] | None = None
+    stop: _ShortText | Annotated[list[_ShortText], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOPS)] | None = None
     ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: ShortText | None = None
-    cache_salt: ShortText | None = None
+    user: _ShortText | None = None
+    cache_salt: _ShortText | None = None
     headway: HeadwayOptions = HeadwayOptions()
 
     @property
@@ -182,9 +182,9 @@ def _refuse_foreign_content(messages: Any) -> None:
 
 
 def _as_request_error(error: ValidationError) -> RequestError:
-    """The fault that went deepest into the body: of a union's branches, the one that the client meant."""
+    """The fault that went deepest into the body, and best had the right type: of a union's branches, the one meant."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    fault = max(faults, key=lambda f: sum(isinstance(step, int) for step in f["loc"]))
+    fault = max(faults, key=lambda f: (sum(isinstance(s, int) for s in f["loc"]), not f["type"].endswith("_type")))
     param = _path(fault["loc"])
     if fault["type"] == "extra_forbidden":
         return RequestError(f"unknown field {param}", param, "unknown_parameter")

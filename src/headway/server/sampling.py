@@ -12,7 +12,9 @@ from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFi
 
 __all__ = ["generation_requests"]
 
-COMPLETION_TOKENS = 16
+_MOST_DIGITS = 10
+"""Digits of a token id; int() refuses texts of thousands."""
+_COMPLETION_TOKENS = 16
 """Tokens of a plain completion that does not say how many it wants, as in the OpenAI API."""
 
 
@@ -60,7 +62,7 @@ def _max_tokens(request: GenerationFields, prompt: int, model_limit: int) -> int
             "messages" if isinstance(request, ChatRequest) else "prompt",
             "context_length_exceeded",
         )
-    return room if isinstance(request, ChatRequest) else min(room, COMPLETION_TOKENS)
+    return room if isinstance(request, ChatRequest) else min(room, _COMPLETION_TOKENS)
 
 
 def _sampling(request: ChatRequest | CompletionRequest, choice: int, vocabulary: int) -> SamplingParams:
@@ -86,8 +88,9 @@ def _seed_of(seed: int, choice: int) -> int:
 def _logit_bias(request: GenerationFields, vocabulary: int) -> dict[int, float]:
     biases = {}
     for token, bias in (request.logit_bias or {}).items():
-        if not token.isdecimal() or int(token) >= vocabulary:
-            raise RequestError(f"logit_bias: {token!r} is not one of the {vocabulary} tokens", "logit_bias")
+        if not token.isdecimal() or len(token) > _MOST_DIGITS or int(token) >= vocabulary:
+            shown = token if len(token) <= _MOST_DIGITS else token[:_MOST_DIGITS] + "..."
+            raise RequestError(f"logit_bias: {shown!r} is not one of the {vocabulary} tokens", "logit_bias")
         biases[int(token)] = bias
     return biases
 

@@ -104,7 +104,7 @@ class GenerationService:
     async def chat(self, body: ChatRequest, http: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
         self._check_model(body)
-        prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer))
+        prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer, self.engine.max_model_len))
         form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
         return await self._answer(body, [prompt], form, http)
 

@@ -1,0 +1,218 @@
+"""The built-in catalogue: what popular hybrid models keep for a token and for a state, each with its source.
+
+Sizes are per layer and before tensor parallelism, so one entry gives the bytes of one rank under any layout and dtype:
+
+    MLA                one latent row a layer; every tensor-parallel rank holds it whole; dcp up to tp
+    GQA                key/value heads are split by tp, and duplicated where tp exceeds them; dcp splits only duplicates
+    states             split by heads; groups of Mamba-2 are duplicated where tp exceeds them
+    windows, chunks    as GQA, never split by tokens
+
+An unknown number stays unknown: such a model is refused with what to give instead.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headway.cache import (
+    ChunkedLocal,
+    ComputeCost,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    Recurrent,
+    SlidingWindow,
+)
+from headway.errors import ConfigError, TraceError
+from headway.replay.readers.lines import records
+
+__all__ = ["KV_DTYPES", "STATE_DTYPES", "Model", "catalogue", "draft_of", "gpu_bytes", "inspected_model", "model_of"]
+
+KV_DTYPES = ("bf16", "fp8", "fp8_ds_mla", "fp32")
+STATE_DTYPES = ("fp32", "bf16")
+_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
+_DS_MLA_EXTRA = 80
+"""fp8_ds_mla keeps a row's 64 rotary numbers in bf16 and four fp32 scales: 80 bytes more than plain fp8."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as the replay needs it.
+
+    Attributes:
+        name: Its name.
+        groups: Cache groups: bytes on one rank, before context parallelism.
+        cost: Floating-point operations of a prompt's tokens.
+        cost_source: Where the cost is from; empty where it is the cache's default ratio.
+        parameters: Parameters, 0 if unknown.
+        source: Where the sizes are from.
+        notes: What to know about them.
+    """
+
+    name: str
+    groups: tuple[LayerSpec, ...]
+    cost: ComputeCost
+    cost_source: str
+    parameters: int
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+@cache
+def catalogue() -> dict[str, Any]:
+    """The catalogue as it is packaged: models, drafts, GPUs."""
+    loaded: dict[str, Any] = json.loads((files("headway.replay") / "catalogue.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def model_of(name: str, layout: ParallelLayout, *, kv_dtype: str = "bf16", state_dtype: str = "fp32") -> Model:
+    """A model of the catalogue under a layout.
+
+    Args:
+        name: Its name or an alias, in any case.
+        layout: The parallel layout.
+        kv_dtype: One of `KV_DTYPES`.
+        state_dtype: One of `STATE_DTYPES`, of recurrent states (convolution states stay bf16).
+
+    Raises:
+        ConfigError: Unknown name or sizes, or a layout that the model's heads do not allow.
+    """
+    found = _entry(name)
+    if "unknown" in found:
+        raise ConfigError(
+            f"{name}: {found['unknown']} is not known here, so its memory cannot be computed; give "
+            f"--attention-bytes and --state-bytes, or the output of `headway inspect MODEL --json`"
+        )
+    for dtype, known in ((kv_dtype, KV_DTYPES), (state_dtype, STATE_DTYPES)):
+        if dtype not in known:
+            raise ConfigError(f"unknown dtype {dtype!r}: use one of {', '.join(known)}")
+    groups: list[LayerSpec] = [FullAttention("attention", _token_bytes(name, found["attention"], layout, kv_dtype))]
+    for number, layers in enumerate(found.get("windows", ())):
+        size = _token_bytes(name, layers, layout, kv_dtype, local=True)
+        if "window" in layers:
+            groups.append(SlidingWindow(f"window{number}", size, layers["window"]))
+        else:
+            groups.append(ChunkedLocal(f"chunk{number}", size, layers["chunk"]))
+    if "state" in found:
+        groups.append(Recurrent("state", _state_bytes(name, found["state"], layout, state_dtype)))
+    flops = found.get("flops")
+    cost = ComputeCost(flops["linear"], flops["quadratic"]) if flops else ComputeCost()
+    notes = tuple(filter(None, (found.get("note"),)))
+    source = flops["source"] if flops else ""
+    return Model(name, tuple(groups), cost, source, found.get("parameters", 0), found["source"], notes)
+
+
+def inspected_model(path: Path) -> tuple[Model, int]:
+    """A model from what `headway inspect MODEL --json` printed, and the tensor-parallel size that it was printed for.
+
+    Raises:
+        ConfigError: The file is something else.
+    """
+    try:
+        found = next(records(path)).fields
+        groups = tuple(_inspected_group(group) for group in found["groups"])
+        tp, cost = int(found["parallel"]["tp"]), found["flops"]
+        weights = int(found["parameters"])
+    except (TraceError, StopIteration, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is not the output of `headway inspect MODEL --json`: {error}") from None
+    cost = ComputeCost(float(cost["linear"]), float(cost["quadratic"]))
+    source = f"headway inspect, {path.name}"
+    return Model(str(found.get("model", path.stem)), groups, cost, source, weights, source), tp
+
+
+def draft_of(text: str, kv_dtype: str = "bf16") -> LayerSpec:
+    """The cache group of a draft: a name of the catalogue, or BYTES[:LOOKAHEAD[:replicated]] of one token on one rank.
+
+    Raises:
+        ConfigError: Neither.
+    """
+    known = catalogue()["drafts"]
+    if text.lower() in known:
+        draft = known[text.lower()]
+        row = _row_bytes(draft["elements"], kv_dtype, latent=True)
+        return FullAttention("draft", draft["layers"] * row, draft["lookahead"], draft["sharded"])
+    size, _, rest = text.partition(":")
+    lookahead, _, word = rest.partition(":")
+    if not size.isdigit() or not (lookahead or "0").isdigit() or word not in ("", "replicated"):
+        raise ConfigError(
+            f"unknown draft {text!r}: use one of {', '.join(known)}, or write its bytes of one token on one rank, its "
+            f"lookahead (1 for EAGLE and MTP, 0 for DFlash and DSpark) and whether every rank keeps every token, as in "
+            f"5760, 2048:1 or 4096:0:replicated"
+        )
+    return FullAttention("draft", int(size), int(lookahead or 0), word != "replicated")
+
+
+def gpu_bytes(name: str) -> int:
+    """Memory of a GPU in bytes.
+
+    Raises:
+        ConfigError: Not in the catalogue.
+    """
+    sizes: dict[str, int] = catalogue()["gpus"]["gigabytes"]
+    if name.lower() not in sizes:
+        raise ConfigError(f"unknown GPU {name!r}; known are {', '.join(sizes)}; or give --memory, of one rank")
+    return sizes[name.lower()] * 10**9
+
+
+def _entry(name: str) -> dict[str, Any]:
+    models: dict[str, dict[str, Any]] = catalogue()["models"]
+    names = {alias: key for key, entry in models.items() for alias in (key, *entry.get("aliases", ()))}
+    key = names.get(name.lower().rpartition("/")[2])
+    if key is None:
+        near = get_close_matches(name.lower(), names, n=3, cutoff=0.4) or sorted(models)
+        raise ConfigError(
+            f"model {name!r} is not in the catalogue (did you mean {', '.join(near)}?); give --attention-bytes and "
+            f"--state-bytes, or a file that `headway inspect {name} --json` printed"
+        )
+    return models[key]
+
+
+def _row_bytes(elements: int, dtype: str, *, latent: bool) -> int:
+    if dtype == "fp8_ds_mla":
+        if not latent:
+            raise ConfigError("fp8_ds_mla is a format for latent attention (MLA): use fp8 or bf16 here")
+        return elements + _DS_MLA_EXTRA
+    return elements * _BYTES[dtype]
+
+
+def _token_bytes(name: str, layers: dict[str, Any], layout: ParallelLayout, dtype: str, *, local: bool = False) -> int:
+    if layers["kind"] == "mla":
+        return int(layers["layers"]) * _row_bytes(layers["elements"], dtype, latent=True)
+    heads, tp = int(layers["kv_heads"]), layout.tp
+    if heads % tp and tp % heads:
+        raise ConfigError(f"tp={tp}: {name} has {heads} key/value heads; choose a tp that divides or multiplies it")
+    if not local and layout.dcp > max(1, tp // heads):
+        raise ConfigError(
+            f"dcp={layout.dcp}: {name} has {heads} key/value heads, so {tp} ranks hold {max(1, tp // heads)} copies of "
+            f"each and only copies can be split by tokens: lower dcp to that"
+        )
+    return int(layers["layers"]) * max(1, heads // tp) * _row_bytes(layers["elements"], dtype, latent=False)
+
+
+def _state_bytes(name: str, state: dict[str, Any], layout: ParallelLayout, dtype: str) -> int:
+    tp = layout.tp
+    if state["heads"] % tp:
+        raise ConfigError(f"tp={tp}: {name} splits its states by {state['heads']} heads; choose a tp that divides it")
+    groups = max(1, int(state.get("groups", 1)) // tp)
+    conv = state["conv"] // tp + state.get("conv_group", 0) * groups
+    return int(state["layers"]) * (int(conv) * _BYTES["bf16"] + int(state["recurrent"]) // tp * _BYTES[dtype])
+
+
+def _inspected_group(group: dict[str, Any]) -> LayerSpec:
+    name, kind = str(group["name"]), str(group["kind"])
+    if kind == "state":
+        return Recurrent(name, int(group["state_bytes"]))
+    size, lookahead = int(group["bytes_per_token"]), int(group.get("lookahead", 0))
+    if kind == "prefix":
+        return FullAttention(name, size, lookahead)
+    if kind == "window":
+        return SlidingWindow(name, size, int(group["reach"]), lookahead)
+    if kind == "chunk":
+        return ChunkedLocal(name, size, int(group["reach"]), lookahead)
+    raise ValueError(f"group {name!r} has the unknown kind {kind!r}")

@@ -1,0 +1,159 @@
+"""The command `headway replay`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headway.cache import ParallelLayout
+from headway.cache.placement import DEFAULT_PLACEMENT
+from headway.errors import ConfigError
+from headway.replay import options as opt
+from headway.replay.catalogue import Model
+from headway.replay.generate import generate
+from headway.replay.readers import read_trace
+from headway.replay.result import ReplayResult
+from headway.replay.run import replay_trace
+from headway.replay.scaling import ReplayConfig
+from headway.replay.show import show
+from headway.replay.sizing import Hardware, ModelChoice, format_size, memory_of, sized_model
+from headway.replay.trace import Trace
+
+__all__ = ["replay"]
+
+_EXAMPLE_MODEL, _EXAMPLE_MEMORY, _EXAMPLE_REQUESTS = "kimi-linear", "8GB", 3000
+_PLACEMENT = ",".join(DEFAULT_PLACEMENT)
+_READ = {
+    "never": "answers: no prompt contains an earlier answer (--outputs continuation reads the trace the other way)",
+    "continuation": "answers: a prompt that goes on from the end of an earlier one is taken to contain its answer",
+    "recorded": "answers: as the trace has them",
+}
+
+
+def replay(
+    trace: opt.TracePath = None,
+    format: opt.FormatName = "auto",
+    workload: opt.Workload = "mixed",
+    seed: opt.Seed = 0,
+    limit: opt.Limit = None,
+    block_tokens: opt.BlockTokens = None,
+    tokenizer: opt.Tokenizer = None,
+    outputs: opt.Outputs = None,
+    clock: opt.Clock = "order",
+    model: opt.ModelName = None,
+    attention_bytes: opt.AttentionBytes = 0,
+    state_bytes: opt.StateBytes = 0,
+    window: opt.Window = None,
+    tp: opt.Tp = 1,
+    dcp: opt.Dcp = 1,
+    pcp: opt.Pcp = 1,
+    draft: opt.Draft = None,
+    kv_dtype: opt.KvDtype = "bf16",
+    state_dtype: opt.StateDtype = "fp32",
+    memory: opt.MemorySize = None,
+    gpu: opt.Gpu = None,
+    gpus: opt.Gpus = 0,
+    weights: opt.Weights = None,
+    gpu_share: opt.GpuShare = 0.9,
+    placement: opt.PlacementKinds = _PLACEMENT,
+    eviction: opt.Eviction = "value",
+    alignment: opt.Alignment = 1,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Replay a request trace through the cache that serves: what hit rate to expect, and where every lost token went.
+
+    No accelerator and no weights are needed. Without arguments it replays a generated workload, to show what it says:
+
+        headway replay
+
+        headway replay trace.jsonl.gz --model kimi-k3 --tp 8 --dcp 8 --memory 20GB
+
+        headway replay log.jsonl --tokenizer ./model --model qwen3-next --gpu h200 --tp 2 --weights 163GB
+
+    Three lines frame the answer: **this cache**; the same memory **knowing the future**, which says how much a better
+    choice of checkpoints could still win; and an **endless memory**, which says what the trace has to give. Lost tokens
+    that say *evicted* ask for memory (or a larger `--dcp`); *state_never_taken* asks for other `--placement`; *parted*
+    and *nothing_matched* lie in the prompts themselves.
+
+    Hits are counted in whole blocks of the trace. Sizes are those of one rank.
+    """
+    if clock != "order":
+        raise ConfigError(f"clock {clock!r}: use 'order'")
+    if trace is None and model is None and not (attention_bytes or state_bytes or window):
+        model = _EXAMPLE_MODEL
+        memory = memory or (None if gpu else _EXAMPLE_MEMORY)
+    layout = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp)
+    choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype)
+    sized = sized_model(choice, layout)
+    room = memory_of(Hardware(memory, gpu, gpus, weights, gpu_share), sized, layout)
+    kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
+    config = ReplayConfig(sized.groups, room, layout, sized.cost, kinds, eviction, alignment, outputs)
+    if trace is None:
+        requests = generate(workload, limit or _EXAMPLE_REQUESTS, seed=seed, block_tokens=block_tokens or 64)
+    else:
+        requests = read_trace(trace, format=format, block_tokens=block_tokens, tokenizer=tokenizer, limit=limit)
+    result = _run(requests, config)
+    if as_json:
+        typer.echo(json.dumps(_as_dict(result, config, sized, requests), indent=2))
+    else:
+        show(result, Console(), _notes(result, config, sized, requests))
+
+
+def _run(requests: Trace, config: ReplayConfig) -> ReplayResult:
+    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("replay", total=len(requests))
+        return replay_trace(
+            requests, config, clairvoyant=True, progress=lambda done, _: bar.update(task, completed=done)
+        )
+
+
+def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: Trace) -> list[str]:
+    parts = [f"{group.name} {format_size(_bytes(group))}" for group in config.groups]
+    layout = config.layout
+    notes = [
+        f"{model.name}, tp {layout.tp}, dcp {layout.dcp}, pcp {layout.pcp}; bytes of one token or state on one rank, "
+        f"before context parallelism: {', '.join(parts)} (source: {model.source})",
+        *model.notes,
+        _READ[result.outputs],
+        f"hits are whole blocks of {requests.width} tokens ({requests.format}); requests end before the next begins",
+    ]
+    if not model.cost_source:
+        notes.append("compute: not known for this model; attention is taken to cost as much as the rest at 100k tokens")
+    if result.refused:
+        notes.append(f"{result.refused:,} requests are larger than the whole memory")
+    notes.append(f"{result.requests_per_second:,.0f} requests a second of processor time")
+    return notes
+
+
+def _as_dict(result: ReplayResult, config: ReplayConfig, model: Model, requests: Trace) -> dict[str, Any]:
+    return {
+        "model": {"name": model.name, "source": model.source, "notes": model.notes},
+        "groups": [
+            {"name": g.name, "kind": type(g).__name__, "bytes": _bytes(g), "lookahead": g.lookahead}
+            for g in config.groups
+        ],
+        "layout": {"tp": config.layout.tp, "dcp": config.layout.dcp, "pcp": config.layout.pcp},
+        "memory": config.memory,
+        "cost": {
+            "linear": config.cost.linear,
+            "quadratic": config.cost.quadratic,
+            "source": model.cost_source or "assumed",
+        },
+        "policy": {
+            "placement": list(config.placement),
+            "eviction": str(config.eviction),
+            "alignment": config.alignment,
+        },
+        "trace": {"format": requests.format, "block_tokens": requests.width},
+        "result": result.as_dict(),
+    }
+
+
+def _bytes(group: Any) -> int:
+    return int(getattr(group, "bytes_per_token", 0) or group.state_bytes)

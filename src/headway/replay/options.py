@@ -1,0 +1,89 @@
+"""The options of `headway replay`: what each means, in the words of its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headway.replay.catalogue import KV_DTYPES, STATE_DTYPES
+from headway.replay.generate import WORKLOADS
+from headway.replay.readers import FORMATS
+
+__all__ = [
+    "Alignment",
+    "AsJson",
+    "AttentionBytes",
+    "BlockTokens",
+    "Clock",
+    "Dcp",
+    "Draft",
+    "Eviction",
+    "FormatName",
+    "Gpu",
+    "GpuShare",
+    "Gpus",
+    "KvDtype",
+    "Limit",
+    "MemorySize",
+    "ModelName",
+    "Outputs",
+    "Pcp",
+    "PlacementKinds",
+    "Seed",
+    "StateBytes",
+    "StateDtype",
+    "Tokenizer",
+    "Tp",
+    "TracePath",
+    "Weights",
+    "Window",
+    "Workload",
+]
+
+
+def _option(panel: str | None, text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel)
+
+
+_TRACE, _MODEL, _MEMORY, _POLICY = "Trace", "Model and layout", "Memory", "Policies"
+
+TracePath = Annotated[
+    Path | None, typer.Argument(help="A trace: a file (plain, .gz or .zst) or a folder. Nothing: a generated one.")
+]
+FormatName = Annotated[str, _option(_TRACE, f"auto, {', '.join(FORMATS)}.")]
+Workload = Annotated[str, _option(_TRACE, f"What to generate without a trace: {', '.join(WORKLOADS)}.")]
+Seed = Annotated[int, _option(_TRACE, "Seed of the generated workload.")]
+Limit = Annotated[int | None, _option(_TRACE, "Requests to replay: all of a trace, 3,000 generated ones.")]
+BlockTokens = Annotated[int | None, _option(_TRACE, "Tokens in a block of the trace, if not the usual.")]
+Tokenizer = Annotated[str | None, _option(_TRACE, "For chat logs: a folder, a hub id, or bytes.")]
+Outputs = Annotated[
+    str | None,
+    _option(_TRACE, "Whether prompts contain earlier answers, if the trace does not say: never or continuation."),
+]
+Clock = Annotated[str, _option(_TRACE, "order: each request ends before the next.")]
+
+ModelName = Annotated[str | None, _option(_MODEL, "A name such as kimi-k3, or what `headway inspect --json` printed.")]
+AttentionBytes = Annotated[int, _option(_MODEL, "By hand: a token's attention on one rank, before --dcp.")]
+StateBytes = Annotated[int, _option(_MODEL, "By hand: one recurrent state on one rank.")]
+Window = Annotated[list[str] | None, _option(_MODEL, "By hand: BYTES:TOKENS of a sliding window.")]
+Tp = Annotated[int, _option(_MODEL, "Tensor-parallel size.")]
+Dcp = Annotated[int, _option(_MODEL, "Decode-context-parallel size; divides --tp.")]
+Pcp = Annotated[int, _option(_MODEL, "Prefill-context-parallel size.")]
+Draft = Annotated[str | None, _option(_MODEL, "Draft: kimi-k3-mla, or BYTES[:LOOKAHEAD[:replicated]].")]
+KvDtype = Annotated[str, _option(_MODEL, f"Attention entries: {', '.join(KV_DTYPES)}.")]
+StateDtype = Annotated[str, _option(_MODEL, f"Recurrent states: {', '.join(STATE_DTYPES)}.")]
+
+MemorySize = Annotated[str | None, _option(_MEMORY, "Of one rank, for the cache: 20GB, 16GiB, or endless.")]
+Gpu = Annotated[str | None, _option(_MEMORY, "Instead: a GPU such as h200; weights are taken off.")]
+Gpus = Annotated[int, _option(_MEMORY, "How many, to check: --tp x --pcp.")]
+Weights = Annotated[str | None, _option(_MEMORY, "Bytes of the weights on all GPUs together.")]
+GpuShare = Annotated[float, _option(_MEMORY, "Share of a GPU for weights and cache.")]
+
+PlacementKinds = Annotated[
+    str, _option(_POLICY, "Positions that get a checkpoint, with commas; interval:N for a grid.")
+]
+Eviction = Annotated[str, _option(_POLICY, "value or lru.")]
+Alignment = Annotated[int, _option(_POLICY, "States can be exported at multiples of that many tokens.")]
+AsJson = Annotated[bool, _option(None, "Print one JSON object.", "--json")]

@@ -1,0 +1,271 @@
+"""The run: a trace through `PrefixCache` as it is, one request after another.
+
+With the clock `order` each request ends before the next begins: what the cache can do, apart from what load adds. Every
+request is looked up, leased, computed in one step that exports its checkpoints on the way, answered and finished, which
+donates its running state as an engine does.
+
+An answer that no later prompt contains takes memory like any other: its symbols occur nowhere else. Where a later
+prompt contains it (`outputs="continuation"`), the request ends with the last whole block that prompt and answer fill,
+so that its donated state lies where that prompt comes back to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache import MOST_SAMPLED, Explanation, Lease, PrefixCache, Prompt, Reason
+from headway.errors import UnservableError
+from headway.replay.clairvoyant import clairvoyant_hits
+from headway.replay.endless import Reading, answer_blocks, endless_matches, read_outputs
+from headway.replay.result import FORGOTTEN, LINES, REFUSED, Memory, Recording, ReplayResult, figures, kinds
+from headway.replay.scaling import ReplayConfig, Scale, scale
+from headway.replay.trace import Trace
+
+__all__ = ["replay_trace"]
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called now and then with the requests done and the requests in all."""
+
+_SAMPLES = 60
+_FRESH, _LAST = 1 << 30, (1 << 31) - 1
+"""Symbols of answers that occur nowhere else count up from here, and start again when they are through."""
+_LINE = {reason: LINES.index(reason.value) for reason in Reason}
+
+
+def replay_trace(
+    trace: Trace,
+    config: ReplayConfig,
+    *,
+    matches: Longs | None = None,
+    clairvoyant: bool = False,
+    progress: Progress | None = None,
+) -> ReplayResult:
+    """Replay `trace` under `config`.
+
+    Args:
+        trace: The trace.
+        config: Model, memory and policies.
+        matches: What `endless_matches` gave for this trace and reading, to compare many configurations.
+        clairvoyant: Compute as well what knowing the future would reach.
+        progress: Called now and then.
+
+    Raises:
+        ConfigError: A configuration that cannot work.
+    """
+    reading = read_outputs(trace, config.outputs)
+    if matches is None:
+        matches = endless_matches(trace, reading)
+    sized = scale(config, trace.width, len(trace.symbols), len(trace))
+    run = _Run(trace, sized, reading, matches)
+    began = time.process_time()
+    run.all(progress)
+    result = _result(trace, config, sized, reading, matches, run.recording, time.process_time() - began)
+    if not clairvoyant:
+        return result
+    hits, half = clairvoyant_hits(trace, config, matches, reading), len(trace) // 2
+    return replace(
+        result,
+        clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
+        second_half_clairvoyant=figures(trace, config.cost, hits, matches, None, half),
+    )
+
+
+class _Run:
+    """One replay under way; `recording` is what it has found so far."""
+
+    def __init__(self, trace: Trace, sized: Scale, reading: Reading, matches: Longs) -> None:
+        self._trace, self._scale, self._reading = trace, sized, reading
+        self._matches: list[int] = matches.tolist()
+        self._tokens: list[int] = trace.prompt_tokens.tolist()
+        self._outputs: list[int] = trace.answer_tokens.tolist()
+        self._now = 0.0
+        self._cache = PrefixCache(sized.cache, clock=lambda: self._now)
+        self._counters = self._cache.counters
+        self._held = sum(
+            table.state_blocks or -(-(table.window or table.chunk) // table.span)
+            for table in self._cache.geometry.tail_tables
+        )
+        self._fresh = _FRESH
+        self._resends = sized.cache.checkpoint_alignment == 1 and (
+            "prompt_end" in sized.cache.placement or not self._cache.geometry.tail_tables
+        )
+        self._within = np.arange(sized.parts, dtype=np.int32)
+        self.recording = Recording.of(len(trace))
+
+    def all(self, progress: Progress | None) -> None:
+        """Run every request."""
+        requests = len(self._trace)
+        every = max(1, requests // _SAMPLES)
+        times = self._trace.times.tolist()
+        for i in range(requests):
+            if i % every == 0:
+                self._sample(i)
+                if progress:
+                    progress(i, requests)
+            if i == requests // 2:
+                self.recording.half = deepcopy(self._counters)
+            self._now = times[i]
+            self._one(i)
+        self._sample(requests)
+        self.recording.counters = self._counters
+        if progress:
+            progress(requests, requests)
+
+    def _one(self, i: int) -> None:
+        """One request from lookup to its end."""
+        cache, recording = self._cache, self.recording
+        prompt, answer, stop = self._sequence(i)
+        try:
+            lease = cache.lease(Prompt(prompt, boundaries=self._boundaries(i, len(prompt))))
+        except UnservableError:
+            recording.refused += 1
+            recording.lost[LINES.index(REFUSED), i] = self._tokens[i]
+            return
+        self._note(i, lease.explanation, len(prompt))
+        if self._compute(lease, answer, stop):
+            cache.finish([lease.row])
+        else:
+            recording.starved += 1
+            cache.abort([lease.row])
+
+    def _compute(self, lease: Lease, answer: Ints, stop: int) -> bool:
+        """Compute a request up to position `stop`. Returns False if it found no memory.
+
+        Prompt and answer are computed together where memory allows: an order of steps that an engine cannot have, and
+        which the cache cannot tell from the one that it has.
+        """
+        cache, row = self._cache, [lease.row]
+        known, computed, told = lease.tokens, lease.computed, 0
+        while computed < stop:
+            ahead = min(len(answer) - told, MOST_SAMPLED)
+            step = cache.extend(row, min(known + ahead, stop) - computed)
+            granted = step.counts.item(0)
+            if not granted:
+                return False
+            computed += granted
+            more = max(0, computed - known)
+            if more:
+                cache.commit(step, sampled=answer[told : told + more][None, :], sampled_counts=[more])
+                told += more
+                known += more
+            else:
+                cache.commit(step)
+        return True
+
+    # ---- symbols
+
+    def _sequence(self, i: int) -> tuple[Ints, Ints, int]:
+        """Symbols of prompt and answer, and the position where the request ends.
+
+        The last token of an answer is sampled and not computed; with symbols of many tokens that is neglected.
+        """
+        trace, parts, symbol, reading = self._trace, self._scale.parts, self._scale.symbol, self._reading
+        prompt = trace.prompt(i)
+        if trace.width == 1:
+            answer = trace.answer(i) if reading.outputs == "recorded" else self._new(self._outputs[i])
+            return prompt, answer, len(prompt) + max(0, len(answer) - 1)
+        whole = len(prompt) - 1
+        blocks = self._split(prompt[:whole]) if parts > 1 else prompt[:whole]
+        if reading.outputs == "recorded" or (reading.linked is not None and reading.linked.child[i] >= 0):
+            return self._continued(blocks, prompt[whole:], self._split(answer_blocks(trace, reading, i)))
+        rest = self._tokens[i] + self._outputs[i] - whole * trace.width
+        answer = self._new(-(-rest // symbol) - 1)
+        if parts > 1:
+            prompt = np.append(blocks, prompt[whole:])
+        return prompt, answer, len(prompt) + len(answer)
+
+    def _continued(self, blocks: Ints, tail: Ints, answer: Ints) -> tuple[Ints, Ints, int]:
+        """The same for a request whose answer a later prompt contains: it ends with the last whole block."""
+        if not len(answer):
+            return np.append(blocks, tail), answer, max(1, len(blocks))
+        return np.append(blocks, answer[:1]), answer[1:], len(blocks) + len(answer)
+
+    def _boundaries(self, i: int, length: int) -> tuple[int, ...]:
+        """Message boundaries of a prompt in symbols, each at the end of the last whole block before it."""
+        width, parts = self._trace.width, self._scale.parts
+        marks = (mark // width * parts for mark in self._trace.marks(i).tolist())
+        return tuple(min(mark, length) for mark in marks if mark)
+
+    def _split(self, blocks: Ints) -> Ints:
+        """Blocks as symbols."""
+        if self._scale.parts == 1:
+            return blocks
+        return (blocks[:, None] * np.int32(self._scale.parts) + self._within).reshape(-1)
+
+    def _new(self, symbols: int) -> Ints:
+        """Symbols that occur nowhere else."""
+        if self._fresh + max(0, symbols) > _LAST:
+            self._fresh = _FRESH
+        first = self._fresh
+        self._fresh += max(0, symbols)
+        return np.arange(first, self._fresh, dtype=np.int32)
+
+    # ---- writing down
+
+    def _note(self, i: int, explanation: Explanation, length: int) -> None:
+        """Write down what became of a prompt, in tokens.
+
+        A prompt that is known to its end and resumes behind its whole blocks is a resend: in tokens its checkpoint lies
+        before its last token.
+        """
+        symbol, tokens = self._scale.symbol, self._tokens[i]
+        lost = self.recording.lost
+        if explanation.matched == length and explanation.hit_tokens == length - 1 and self._resends:
+            self.recording.hits[i] = tokens - 1
+            lost[_LINE[Reason.LAST_TOKEN], i] = 1
+            return
+        hit = explanation.hit_tokens * symbol
+        if hit == tokens:
+            hit, lost[_LINE[Reason.LAST_TOKEN], i] = tokens - 1, 1
+        self.recording.hits[i] = hit
+        forgotten = self._matches[i] - (tokens - 1 if explanation.matched == length else explanation.matched * symbol)
+        for loss in explanation.losses:
+            amount = (tokens if loss.stop >= length else loss.stop * symbol) - loss.start * symbol
+            if forgotten > 0 and loss.reason in (Reason.PARTED, Reason.NOTHING_MATCHED):
+                lost[LINES.index(FORGOTTEN), i] = forgotten
+                amount -= forgotten
+            elif loss.reason is Reason.LAST_TOKEN and loss.stop >= length:
+                lost[_LINE[Reason.EVICTED], i] += amount - 1
+                amount = 1
+            lost[_LINE[loss.reason], i] += amount
+
+    def _sample(self, done: int) -> None:
+        cache, size, counters = self._cache, self._scale.block_bytes, self._counters
+        used = (self._scale.cache.blocks - cache.free_blocks) * size
+        kept = sum(counters.taken.values()) - sum(counters.evicted.values())
+        self.recording.memory.append(Memory(done, self._now, used, min(used, kept * self._held * size), kept))
+
+
+def _result(
+    trace: Trace,
+    config: ReplayConfig,
+    sized: Scale,
+    reading: Reading,
+    matches: Longs,
+    found: Recording,
+    seconds: float,
+) -> ReplayResult:
+    half = len(trace) // 2
+    return ReplayResult(
+        trace=trace.name,
+        outputs=reading.outputs,
+        symbol=sized.symbol,
+        block_bytes=sized.block_bytes,
+        blocks=sized.cache.blocks if config.memory is not None else 0,
+        whole=figures(trace, config.cost, found.hits, matches, found.lost, 0),
+        second_half=figures(trace, config.cost, found.hits, matches, found.lost, half),
+        kinds=kinds(found.counters),
+        second_half_kinds=kinds(found.counters, found.half),
+        memory=found.memory,
+        refused=found.refused,
+        starved=found.starved,
+        seconds=seconds,
+    )

@@ -1,0 +1,111 @@
+"""A replay's result as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headway.cache import Reason
+from headway.replay.result import FORGOTTEN, REFUSED, Figures, ReplayResult
+from headway.replay.sizing import format_size
+
+__all__ = ["show"]
+
+_MEANING = {
+    Reason.NOTHING_MATCHED.value: "no earlier prompt begins like this one",
+    Reason.PARTED.value: "earlier prompts go on differently from here",
+    Reason.LAST_TOKEN.value: "the last token is always computed",
+    Reason.OTHER_NAMESPACE.value: "known under another model, adapter or salt",
+    Reason.EVICTED.value: "was kept, and had to make room",
+    FORGOTTEN: "so long gone that nothing of it is remembered",
+    Reason.STATE_NEVER_TAKEN.value: "computed before, but no checkpoint was taken there",
+    Reason.LOOKAHEAD.value: "a draft's entries depend on later tokens",
+    Reason.STILL_COMPUTING.value: "a running request is computing it",
+    Reason.TIER_MISSED.value: "no lower tier had it",
+    Reason.TIER_FAILED.value: "a lower tier failed to load it",
+    REFUSED: "the prompt is larger than the memory",
+}
+_NOBODY = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKEN.value, Reason.OTHER_NAMESPACE.value)
+_BAR = 18
+_MOMENTS = 24
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def show(result: ReplayResult, console: Console, notes: Sequence[str] = ()) -> None:
+    """Print a result, and below it what to know about how it was made."""
+    console.print(_rates(result))
+    console.print(_waterfall(result.whole))
+    if result.kinds:
+        console.print(_kinds(result))
+    if result.memory:
+        console.print(_memory(result))
+    for note in notes:
+        console.print(f"[dim]- {note}[/]")
+
+
+def _rates(result: ReplayResult) -> Table:
+    table = _table(f"{result.trace}: {result.whole.requests:,} requests, {result.whole.prompt_tokens:,} tokens")
+    table.add_column("", no_wrap=True)
+    for figure in ("tokens reused", "requests hit", "compute saved"):
+        table.add_column(figure, justify="right")
+    halves = (
+        ("whole trace", result.whole, result.clairvoyant),
+        ("second half", result.second_half, result.second_half_clairvoyant),
+    )
+    for half, ours, future in halves:
+        table.add_row(f"{half}: this cache", *_rate_cells(ours), style="bold")
+        if future is not None:
+            table.add_row(f"{half}: knowing the future", *_rate_cells(future))
+        table.add_row(f"{half}: endless memory", f"{ours.endless_hit_rate:.1%}", "", f"{ours.endless_compute:.1%}")
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+
+
+def _rate_cells(figures: Figures) -> tuple[str, ...]:
+    rates = (figures.token_hit_rate, figures.request_hit_rate, figures.compute_saved)
+    return tuple(f"{rate:.1%}" for rate in rates)
+
+
+def _waterfall(figures: Figures) -> Table:
+    """Where the tokens went: first what no memory could save, then what this one lost, then what it reused."""
+    table = _table("Where the prompt tokens went (whole trace)")
+    for column, right in (("line", False), ("tokens", True), ("share", True), ("", False)):
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+    table.add_column("why")
+    total, done = max(1, figures.prompt_tokens), 0
+    lines = [(name, figures.lost[name], "dim") for name in _NOBODY if figures.lost.get(name)]
+    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in _NOBODY]
+    for name, tokens, style in [*lines, ("reused", figures.hit_tokens, "green")]:
+        left, width = round(done / total * _BAR), max(1, round(tokens / total * _BAR)) if tokens else 0
+        bar = Text(" " * min(left, _BAR - width) + "█" * width, style=style)
+        table.add_row(name, f"{tokens:,}", f"{tokens / total:.1%}", bar, _MEANING.get(name, ""), style=style)
+        done += tokens
+    return table
+
+
+def _kinds(result: ReplayResult) -> Table:
+    table = _table("Checkpoints by kind of placement (whole trace)")
+    table.add_column("kind", no_wrap=True)
+    for column in ("taken", "reused", "resumes", "evicted", "of these unused"):
+        table.add_column(column, justify="right")
+    for name, kind in result.kinds.items():
+        figures = (kind.taken, kind.reused, kind.resumed, kind.evicted, kind.evicted_unused)
+        table.add_row(name, *(f"{figure:,}" for figure in figures))
+    return table
+
+
+def _memory(result: ReplayResult) -> str:
+    size = result.blocks * result.block_bytes or max(m.used for m in result.memory)
+    moments = result.memory[:: -(-len(result.memory) // _MOMENTS)]
+    graph = "".join(_LEVELS[round(m.used / max(1, size) * (len(_LEVELS) - 1))] for m in moments)
+    last = result.memory[-1]
+    limit = format_size(size) if result.blocks else "endless"
+    held = f"{format_size(last.checkpoints)} of it in {last.count:,} checkpoints"
+    return f"memory of one rank: |{graph}| {format_size(last.used)} of {limit} at the end, {held}"

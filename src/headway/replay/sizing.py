@@ -1,0 +1,158 @@
+"""From what a user gives (a model or bytes, a layout, memory or GPUs) to what a trace is replayed against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent, SlidingWindow
+from headway.cache.spec import ComputeCost
+from headway.errors import ConfigError
+from headway.replay.catalogue import Model, draft_of, gpu_bytes, inspected_model, model_of
+
+__all__ = ["Hardware", "ModelChoice", "format_size", "memory_of", "parse_size", "sized_model"]
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """How a user names the model.
+
+    Attributes:
+        name: A name of the catalogue, or a file that `headway inspect MODEL --json` printed; None: bytes by hand.
+        attention_bytes: By hand: full attention, one token, one rank, after tensor parallelism and before context
+            parallelism.
+        state_bytes: By hand: one recurrent state on one rank.
+        windows: By hand: BYTES:TOKENS of each kind of sliding window.
+        draft: See `draft_of`; None for none.
+        kv_dtype: Data type of attention entries.
+        state_dtype: Data type of recurrent states.
+    """
+
+    name: str | None = None
+    attention_bytes: int = 0
+    state_bytes: int = 0
+    windows: Sequence[str] = ()
+    draft: str | None = None
+    kv_dtype: str = "bf16"
+    state_dtype: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """How a user names the memory.
+
+    Attributes:
+        memory: Bytes of one rank for the cache, as text such as 20GB; "endless" for no limit.
+        gpu: Name of a GPU, instead.
+        gpus: How many; 0: as many as the layout has ranks.
+        weights: Bytes of the weights on all GPUs together, as text; None: two bytes a parameter.
+        share: Share of a GPU's memory that weights and cache may take.
+    """
+
+    memory: str | None = None
+    gpu: str | None = None
+    gpus: int = 0
+    weights: str | None = None
+    share: float = 0.9
+
+
+def parse_size(text: str) -> int:
+    """Read a size such as `20GB`, `16 GiB` or `1000000`.
+
+    Raises:
+        ConfigError: Anything else.
+    """
+    match = _SIZE.fullmatch(text)
+    size = int(float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2].lower()]) if match else 0
+    if size <= 0:
+        raise ConfigError(f"{text!r} is not a size: write it like 20GB, 16GiB or 1000000")
+    return size
+
+
+def format_size(size: float) -> str:
+    """Write a size for people: `1.5 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def sized_model(choice: ModelChoice, layout: ParallelLayout) -> Model:
+    """The model's groups under a layout, the draft among them.
+
+    Raises:
+        ConfigError: Unknown, or contradictory.
+    """
+    by_hand = bool(choice.attention_bytes or choice.state_bytes or choice.windows)
+    if choice.name is None and not by_hand:
+        raise ConfigError(
+            "which model? Give --model NAME (of the catalogue, or a file that `headway inspect MODEL --json` printed), "
+            "or its bytes on one rank: --attention-bytes and --state-bytes"
+        )
+    if choice.name is not None and by_hand:
+        raise ConfigError("give --model or bytes by hand, not both")
+    if choice.name is None:
+        model = _by_hand(choice)
+    elif Path(choice.name).is_file():
+        model, tp = inspected_model(Path(choice.name))
+        if tp != layout.tp:
+            raise ConfigError(f"{choice.name} was printed for tp={tp}, not {layout.tp}: inspect with --tp {layout.tp}")
+    else:
+        model = model_of(choice.name, layout, kv_dtype=choice.kv_dtype, state_dtype=choice.state_dtype)
+    if choice.draft is None:
+        return model
+    return replace(model, groups=(*model.groups, draft_of(choice.draft, choice.kv_dtype)))
+
+
+def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout) -> int | None:
+    """Bytes of one rank for the cache; None for endless.
+
+    Raises:
+        ConfigError: Neither memory nor GPU, unknown weights, or nothing left beside them.
+    """
+    if hardware.memory is not None:
+        if hardware.gpu is not None:
+            raise ConfigError("give --memory or --gpu, not both")
+        return None if hardware.memory == "endless" else parse_size(hardware.memory)
+    if hardware.gpu is None:
+        raise ConfigError("how much memory? Give --memory, of one rank (20GB, or endless), or --gpu NAME")
+    ranks = layout.tp * layout.pcp
+    if hardware.gpus not in (0, ranks):
+        raise ConfigError(
+            f"--gpus {hardware.gpus} for tp={layout.tp}, pcp={layout.pcp}: the layout takes tp x pcp = {ranks}; for "
+            f"several copies of the model, replay one copy's share of the traffic"
+        )
+    if hardware.weights is None and not model.parameters:
+        raise ConfigError(
+            f"how many parameters {model.name} has is not known here: give --weights, the bytes of its weights on all "
+            f"GPUs together (such as the size of the checkpoint), or --memory of one rank"
+        )
+    weights = parse_size(hardware.weights) if hardware.weights else 2 * model.parameters
+    total = gpu_bytes(hardware.gpu)
+    left = int(total * hardware.share - weights / ranks)
+    if left <= 0:
+        raise ConfigError(
+            f"{format_size(weights / ranks)} of weights a rank leave nothing of {format_size(total)} x "
+            f"{hardware.share:g} for a cache: take more GPUs (a larger --tp), or --weights for smaller weights"
+        )
+    return left
+
+
+def _by_hand(choice: ModelChoice) -> Model:
+    groups: list[LayerSpec] = []
+    if choice.attention_bytes:
+        groups.append(FullAttention("attention", choice.attention_bytes))
+    for number, text in enumerate(choice.windows):
+        size, _, tokens = text.partition(":")
+        if not (size.isdigit() and tokens.isdigit()):
+            raise ConfigError(f"window {text!r}: write bytes of one token and tokens of the window, such as 4096:128")
+        groups.append(SlidingWindow(f"window{number}", int(size), int(tokens)))
+    if choice.state_bytes:
+        groups.append(Recurrent("state", choice.state_bytes))
+    return Model("bytes by hand", tuple(groups), ComputeCost(), "", 0, "given by hand")

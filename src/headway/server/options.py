@@ -1,0 +1,79 @@
+"""The options of `headway serve`: what each means, in the words of its help."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+__all__ = [
+    "LOG_LEVELS",
+    "Alignment",
+    "ApiKey",
+    "BlockTokens",
+    "Device",
+    "Dtype",
+    "Eviction",
+    "Grace",
+    "Host",
+    "LogLevel",
+    "MaxBatchedTokens",
+    "MaxBody",
+    "MaxModelLen",
+    "MaxRunning",
+    "MaxWaiting",
+    "MemorySize",
+    "ModelSource",
+    "PlacementKinds",
+    "Port",
+    "PrefixReuse",
+    "ServedName",
+]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""What `--log-level` may be."""
+
+_SERVER, _MODEL, _CACHE, _LIMITS = "Server", "Model", "Cache", "Batches and limits"
+
+
+def _option(panel: str, text: str, **more: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel=panel, **more)
+
+
+ModelSource = Annotated[
+    str | None, typer.Argument(help="A directory, a hub id, or nothing for the small built-in model.")
+]
+
+Host = Annotated[str, _option(_SERVER, "Address to listen on; 0.0.0.0 for all.")]
+Port = Annotated[int, _option(_SERVER, "Port to listen on; 0 for any that is free.", min=0, max=65535)]
+ApiKey = Annotated[str | None, _option(_SERVER, "Key that clients must send.", envvar="HEADWAY_API_KEY")]
+ServedName = Annotated[str | None, _option(_SERVER, "Name of the model in the API.")]
+Grace = Annotated[int, _option(_SERVER, "Seconds that running requests get at shutdown.", min=0)]
+LogLevel = Annotated[str, _option(_SERVER, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}.")]
+
+Device = Annotated[str, _option(_MODEL, "cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[str, _option(_MODEL, "fp32, bf16, or auto: fp32 on a CPU, else bf16.")]
+MaxModelLen = Annotated[
+    int | None, _option(_MODEL, "Most tokens of prompt and answer together; the model's own limit by default.")
+]
+
+MemorySize = Annotated[
+    str | None,
+    _option(
+        _CACHE,
+        "Memory of the cache, such as 4GiB; by default most of a GPU's free memory, or half of the free host memory "
+        "up to 4 GiB.",
+    ),
+]
+BlockTokens = Annotated[int, _option(_CACHE, "Tokens in a block.")]
+PlacementKinds = Annotated[
+    str, _option(_CACHE, "Which positions get a checkpoint, separated by commas; interval:N for every N tokens.")
+]
+Eviction = Annotated[str, _option(_CACHE, "What goes first when memory runs out: value or lru.")]
+Alignment = Annotated[int, _option(_CACHE, "Checkpoints lie at multiples of this many tokens.")]
+PrefixReuse = Annotated[bool, _option(_CACHE, "Reuse what is cached, or compute every prompt anew.")]
+
+MaxBatchedTokens = Annotated[int, _option(_LIMITS, "Most tokens computed in one step.")]
+MaxRunning = Annotated[int, _option(_LIMITS, "Most requests that run at once.")]
+MaxWaiting = Annotated[int, _option(_LIMITS, "Most requests that wait; more are refused.")]
+MaxBody = Annotated[str, _option(_LIMITS, "Largest body of a request.")]

@@ -1,0 +1,80 @@
+"""`headway replay` from the outside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", *arguments])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_without_a_trace_it_shows_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--limit", "80")
+    assert code == 0
+    for words in ("this cache", "knowing the future", "endless memory", "reused", "prompt_end", "memory of one rank"):
+        assert words in out
+    assert "kimi-linear" in out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "--limit", "80", "--model", "kimi-k3", "--tp", "8", "--dcp", "8", "--memory", "20GB")
+    assert found["memory"] == 20_000_000_000
+    assert [group["bytes"] for group in found["groups"]] == [27_648, 56_171_520]
+    whole = found["result"]["whole"]
+    assert whole["hit_tokens"] + sum(whole["lost"].values()) == whole["prompt_tokens"]
+    assert found["result"]["clairvoyant"]["hit_tokens"] <= whole["endless_tokens"]
+    assert found["trace"] == {"format": "generated", "block_tokens": 64}
+
+
+def test_a_trace_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    line = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
+    path.write_text((json.dumps(line) + "\n") * 3)
+    bytes_by_hand = ("--attention-bytes", "1000", "--state-bytes", "5000", "--memory", "1GB")
+    found = as_json(capsys, str(path), *bytes_by_hand, "--eviction", "lru", "--placement", "prompt_end,interval:512")
+    assert found["result"]["whole"]["hit_tokens"] == 2 * 1099
+    assert found["cost"]["source"] == "assumed"
+    code, out, _ = run(capsys, str(path), *bytes_by_hand, "--outputs", "continuation")
+    assert code == 0
+    assert "taken to contain its answer" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--model", "kimi-k4"), 2, "not in the catalogue"),
+        (("--model", "kimi-k3"), 2, "how much memory"),
+        (("--clock", "trace"), 2, "clock"),
+        (("--model", "kimi-k3", "--tp", "4", "--dcp", "3", "--memory", "9GB"), 2, "not divisible"),
+        (("absent.jsonl", "--model", "kimi-k3", "--memory", "9GB"), 1, "absent.jsonl"),
+        (("absent.jsonl",), 2, "which model"),
+    ],
+)
+def test_faults_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    ended, _, err = run(capsys, *arguments)
+    assert ended == code
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for words in ("--model", "--memory", "--outputs", "endless memory", "state_never_taken"):
+        assert words in out
