@@ -231,7 +231,7 @@ class Reclaimer:
             node = parent
 
     def _trim_leased_paths(self) -> None:
-        """Last resort: on paths of running leases, free what lies behind what those leases use."""
+        """Last resort: on paths of running leases, free what lies behind what those leases use, and second copies."""
         floors: dict[Node, int] = {}
         for row in self._leases.active_rows():
             held = [self._leases.owned.item(table.index, row) * table.span for table in self._tables]
@@ -239,9 +239,11 @@ class Reclaimer:
             for node in self._leases.record(row).at.node.path():
                 floors[node] = max(floors.get(node, 0), base)
         for node in sorted(floors, key=lambda n: -n.start):
-            if node.resident_children == 0:
-                last = node.marks[-1] if node.marks else 0
-                self._trim(node, max(floors[node], node.start, node.pinned_to, last), "evicted")
+            if node.resident_children:
+                self._residency.merge_last_blocks(node)
+                continue
+            last = node.marks[-1] if node.marks else 0
+            self._trim(node, max(floors[node], node.start, node.pinned_to, last), "evicted")
 
     # ---- history
 

@@ -110,6 +110,22 @@ class Residency:
             node.parent.resident_children -= 1
         return freed
 
+    def merge_last_blocks(self, node: Node) -> None:
+        """Let an edge that ends inside a block name a child's copy of that block instead of its own, if no child uses it.
+
+        The child's copy holds the entries of both. Only worth it when memory is short: it binds the edge to the child's.
+        """
+        for i, table in enumerate(self.tables):
+            if node.resident < node.end or node.end % table.span == 0:
+                continue
+            copies = {c.runs[i].view.item(0) for c in node.children.values() if c.resident > c.start}
+            run = node.runs[i]
+            if copies and run.view.item(run.size - 1) not in copies:
+                self._pool.release_one(run.pop())
+                other = min(copies)
+                self._pool.share_one(other)
+                run.extend(np.array([other], dtype=np.int32))
+
     def would_free(self, node: Node, keep: int) -> int:
         """Block ids that `node` names for positions of [keep, resident) only."""
         count = 0
