@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+import kda
 from export import BUILTIN
 from ngram import Floats, KneserNey
 
@@ -29,7 +30,7 @@ def model_losses(model: Any, ids: NDArray[Any], window: int) -> Floats:
     parts: list[Floats] = []
     for begin in range(0, len(ids) - 1, window):
         piece = torch.from_numpy(ids[begin : begin + window + 1].astype(np.int64))
-        logits = model(input_ids=piece[None, :-1], use_cache=False).logits[0].float()
+        logits = model(input_ids=piece[None, :-1], use_cache=False).logits[0]
         parts.append(torch.nn.functional.cross_entropy(logits, piece[1:], reduction="none").numpy())
     return np.concatenate(parts).astype(np.float64)
 
@@ -60,6 +61,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=BUILTIN, help="model folder (%(default)s)")
     parser.add_argument("--window", type=int, default=1024, help="tokens in a window (%(default)s)")
     args = parser.parse_args()
+    kda.check()
+    kda.install()
     held, train = np.load(args.work / "held.npz"), np.load(args.work / "train.npz")
     model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     model.eval()

@@ -3,8 +3,8 @@
 transformers forms all pairwise decays of a 64-token chunk, a [64, 64, d] tensor for each head. Here a chunk has 16
 tokens and the decay exp(G_i - G_j) is split at the middle of the chunk, exp(G_i - M) * exp(M - G_j), so that both
 halves fit into fp32 and plain matrix products do the work. Should a channel ever decay so fast that a half would not
-fit, that call forms the pairwise decays instead; no decay is clamped. Only training uses this; the exported model runs
-the library's own code.
+fit, that call forms the pairwise decays instead; no decay is clamped. Only training and its evaluation use this; the
+exported model runs the library's own code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers.models.kimi_linear.modeling_kimi_linear as library
 from torch import Tensor
+from torch.nn.functional import pad
 
 CHUNK = 16
 _LARGEST_EXPONENT = 40.0  # each half; the product of two stays far below the largest fp32 number
@@ -49,11 +50,14 @@ def chunk_kda(
     output_final_state: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """KDA from a zero state over [batch, tokens, heads, d] inputs; `tokens` must be a multiple of CHUNK.
+    """KDA from a zero state over [batch, tokens, heads, d] inputs.
 
     Returns the outputs in the layout of `value` and, if asked for, the last state [batch, heads, d, d].
     """
-    batch, tokens, heads, width = key.shape
+    batch, length, heads, width = key.shape
+    extra = -length % CHUNK  # zero rows with no decay and no write leave the state as it is
+    query, key, value, g = (pad(x, (0, 0, 0, 0, 0, extra)) for x in (query, key, value, g))
+    beta, tokens = pad(beta, (0, 0, 0, extra)), length + extra
     shape = (batch, heads, tokens // CHUNK, CHUNK, -1)
     q, k, v, g = (x.transpose(1, 2).float().reshape(shape) for x in (query, key, value, g))
     write = beta.transpose(1, 2).float().reshape(shape)
@@ -73,7 +77,7 @@ def chunk_kda(
         correction = u_c - w_c @ state
         outputs.append(q_c @ state + scores_c @ correction)
         state = decay_c * state + k_c @ correction
-    out = torch.stack(outputs, 2).reshape(batch, heads, tokens, width).transpose(1, 2)
+    out = torch.stack(outputs, 2).reshape(batch, heads, tokens, width).transpose(1, 2)[:, :length]
     return out.to(value.dtype), state if output_final_state else None
 
 
@@ -87,8 +91,8 @@ def check() -> float:
     worst = 0.0
     generator = torch.Generator().manual_seed(1)
     for speed in (0.05, 1.0, 30.0):
-        q, k, v, g = (torch.randn(2, 96, 3, 32, generator=generator) for _ in range(4))
-        beta = torch.rand(2, 96, 3, generator=generator)
+        q, k, v, g = (torch.randn(2, 90, 3, 32, generator=generator) for _ in range(4))
+        beta = torch.rand(2, 90, 3, generator=generator)
         decays = -speed * g.abs()
         ours, state = chunk_kda(q, k, v, decays, beta, output_final_state=True)
         theirs, final = library.chunk_kimi_delta_attention(
