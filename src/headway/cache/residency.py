@@ -111,9 +111,9 @@ class Residency:
         return freed
 
     def merge_last_blocks(self, node: Node) -> None:
-        """Let an edge that ends inside a block name a child's copy of that block instead of its own, if no child uses it.
+        """Let an edge that ends inside a block name a child's copy of it instead of its own, if no child uses its own.
 
-        The child's copy holds the entries of both. Only worth it when memory is short: it binds the edge to the child's.
+        The child's copy holds the entries of both. Only worth it when memory is short: it binds the edge to the child.
         """
         for i, table in enumerate(self.tables):
             if node.resident < node.end or node.end % table.span == 0:
