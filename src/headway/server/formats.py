@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from headway.cache import Loss, Reason
 from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
 from headway.server.prompts import PreparedPrompt
 
@@ -31,7 +32,7 @@ def usage(prompts: Sequence[Sequence[RequestResult]]) -> dict[str, Any]:
 def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, Any]:
     """Why no more of a prompt was reused, and when things happened: the `headway` object of a response."""
     explanation, timings = result.explanation, result.timings
-    losses = () if explanation is None else explanation.losses
+    losses = () if explanation is None else _for_clients(explanation.losses)
     return {
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.cached_tokens,
@@ -50,6 +51,16 @@ def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, A
             "total": _rounded(timings.total),
         },
     }
+
+
+def _for_clients(losses: Sequence[Loss]) -> Sequence[Loss]:
+    """The losses without what would tell a client what others have sent: a salt keeps that apart, so must the report.
+
+    Operators see it in the metrics, summed over all requests.
+    """
+    if not losses or losses[0].reason is not Reason.OTHER_NAMESPACE:
+        return losses
+    return [Loss(Reason.NOTHING_MATCHED, losses[0].start, losses[-1].stop)]
 
 
 def _rounded(seconds: float | None) -> float | None:
