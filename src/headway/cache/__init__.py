@@ -10,6 +10,7 @@ from headway.cache.explain import Explanation, Loss, Reason, Waterfall
 from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
 from headway.cache.hit import Hit
 from headway.cache.lease import MOST_SAMPLED, Lease
+from headway.cache.placement import DEFAULT_PLACEMENT
 from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
 from headway.cache.prompt import Media, Prompt
 from headway.cache.reclaim import Counters
@@ -28,6 +29,7 @@ from headway.cache.spec import (
 from headway.cache.step import StateExport, Step
 
 __all__ = [
+    "DEFAULT_PLACEMENT",
     "MOST_SAMPLED",
     "BlockId",
     "CacheConfig",

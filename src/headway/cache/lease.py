@@ -281,21 +281,8 @@ class LeaseTable:
 
     def _more_rows(self) -> None:
         old = len(self.phase)
-        names = (
-            "phase",
-            "known",
-            "computed",
-            "prompt",
-            "due",
-            "quiet",
-            "calm",
-            "eager",
-            "serial",
-            "stamp",
-            "restored",
-            "tail_size",
-        )
-        for name in names:
+        columns = [name for name, values in vars(self).items() if isinstance(values, np.ndarray) and values.ndim == 1]
+        for name in columns:
             values = getattr(self, name)
             setattr(self, name, np.concatenate([values, np.zeros_like(values)]))
         self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)])

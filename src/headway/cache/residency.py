@@ -170,9 +170,9 @@ class Residency:
         lower.resident = max(resident, cut)
         upper.resident_children = int(resident > cut)
         if lower.pinned_until and lower.pinned_to <= cut:
-            for name, nothing in (("pinned_to", 0), ("pinned_until", 0.0), ("pinned_blocks", 0)):
-                setattr(upper, name, getattr(lower, name))
-                setattr(lower, name, nothing)
+            upper.pinned_to, lower.pinned_to = lower.pinned_to, 0
+            upper.pinned_until, lower.pinned_until = lower.pinned_until, 0.0
+            upper.pinned_blocks, lower.pinned_blocks = lower.pinned_blocks, 0
         self._move_rows(upper, lower)
 
     def _namespace(self, node: Node) -> int:

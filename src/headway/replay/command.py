@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headway.cache import ParallelLayout
-from headway.cache.placement import DEFAULT_PLACEMENT
+from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.errors import ConfigError
 from headway.replay import options as opt
 from headway.replay.catalogue import Model
