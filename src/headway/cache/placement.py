@@ -125,12 +125,10 @@ class Placement:
         """The first position behind `position` that interval:N asks for, or None."""
         if not self.interval:
             return None
-        step = self.interval
-        while True:
-            place = self.floor((position // step + 1) * step)
-            if place > position:
-                return place
-            step += self.interval
+        multiple = position // self.interval + 1
+        while (place := self.floor(multiple * self.interval)) <= position:
+            multiple += 1
+        return place
 
     def plan(
         self,
