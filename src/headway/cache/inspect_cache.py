@@ -35,7 +35,7 @@ def leased_blocks(leases: LeaseTable, geometry: CacheGeometry, blocks: int) -> M
 def pinned_blocks(index: PrefixIndex, blocks: int) -> Mask:
     """Bool [blocks]: what pins protect."""
     pinned = np.zeros(blocks, dtype=np.bool_)
-    for node in index.nodes():
+    for node in index.nodes() if index.reclaim.pinned_blocks else ():
         below = [c for c in node.checkpoints if c.pinned_until]
         for checkpoint in below:
             for section in checkpoint.sections:
@@ -69,11 +69,18 @@ def check(index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool:
     wrong = np.flatnonzero(holders != pool.references)
     assert len(wrong) == 0, f"block {wrong[0]} has {holders[wrong[0]]} holders, counted as {pool.references[wrong[0]]}"
     free = pool.free_ids()
-    assert len(np.unique(free)) == len(free), "a block is free twice"
+    assert _distinct(free, pool.blocks), "a block is free twice"
     assert (pool.references[free] == 0).all(), "a free block has a holder"
     assert len(free) + int((pool.references > 0).sum()) == pool.blocks, "free and held blocks are not all blocks"
-    _check_writers(leases, geometry, nodes)
+    _check_writers(leases, geometry, nodes, pool.blocks)
     _check_actives(leases, nodes)
+
+
+def _distinct(ids: NDArray[np.int32], blocks: int) -> bool:
+    """Whether no id occurs twice."""
+    seen = np.zeros(blocks, dtype=np.bool_)
+    seen[ids] = True
+    return bool(seen.sum() == len(ids))
 
 
 def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, holders: NDArray[np.int64]) -> None:
@@ -108,7 +115,7 @@ def _check_node(node: Node, geometry: CacheGeometry, index: PrefixIndex) -> None
         assert node.resident == (node.marks[-1] if node.marks else node.start), "unreachable entries are kept"
 
 
-def _check_writers(leases: LeaseTable, geometry: CacheGeometry, nodes: list[Node]) -> None:
+def _check_writers(leases: LeaseTable, geometry: CacheGeometry, nodes: list[Node], blocks: int) -> None:
     """What a lease may write is in no other lease's table, and in the tree only up to what is computed."""
     for table in geometry.tables:
         written: list[NDArray[np.int32]] = []
@@ -116,7 +123,7 @@ def _check_writers(leases: LeaseTable, geometry: CacheGeometry, nodes: list[Node
             first = 0 if table.kind is TableKind.STATE else int(leases.computed[row]) // table.span
             written.append(leases.blocks[table.index][row, first : int(leases.filled[table.index, row])])
         ids = np.concatenate(written) if written else np.empty(0, dtype=np.int32)
-        assert len(np.unique(ids)) == len(ids), "two leases may write one block"
+        assert _distinct(ids, blocks), "two leases may write one block"
         states = [c.sections[-1].ids for n in nodes for c in n.checkpoints] if table.kind is TableKind.STATE else []
         assert not states or not np.isin(ids, np.concatenate(states)).any(), "a running state is a checkpoint"
 

@@ -15,7 +15,6 @@ drives it.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -374,7 +373,7 @@ class PrefixCache:
             evictable=int((held & ~leased & ~pinned).sum()),
             leases=self.leases,
             checkpoints=sum(len(node.marks) for node in self._index.nodes()),
-            counters=copy.deepcopy(self._index.reclaim.counters),
+            counters=self._index.reclaim.counters.copy(),
         )
 
     def check(self) -> None:

@@ -57,6 +57,18 @@ class Counters:
     blocks_evicted: int = 0
     pins_refused: int = 0
 
+    def copy(self) -> Counters:
+        """The same numbers, apart from what happens later."""
+        return Counters(
+            dict(self.taken),
+            dict(self.reused),
+            dict(self.resumed),
+            dict(self.evicted),
+            dict(self.evicted_unused),
+            self.blocks_evicted,
+            self.pins_refused,
+        )
+
 
 def _count(table: dict[str, int], kind: str) -> None:
     """Add one to the count of `kind`."""
