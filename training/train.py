@@ -20,6 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+BUILTIN = Path(__file__).parents[1] / "src/headway/models/builtin"
 STEPS = ("corpus", "tokenizer", "fit", "export", "evaluate")
 
 
@@ -39,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="scratch folder (%(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("src/headway/models/builtin"), help="model folder (%(default)s)"
+        "--out", type=Path, default=BUILTIN, help="model folder (%(default)s)"
     )
     parser.add_argument("--minutes", type=float, default=70.0, help="length of the training itself (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads at most (%(default)s)")
