@@ -39,9 +39,7 @@ def command(step: str, args: argparse.Namespace) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="scratch folder (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=BUILTIN, help="model folder (%(default)s)"
-    )
+    parser.add_argument("--out", type=Path, default=BUILTIN, help="model folder (%(default)s)")
     parser.add_argument("--minutes", type=float, default=70.0, help="length of the training itself (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads at most (%(default)s)")
     parser.add_argument("--start", choices=STEPS, default=STEPS[0], help="begin at this step (%(default)s)")
