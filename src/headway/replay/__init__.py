@@ -10,6 +10,7 @@ result.whole.token_hit_rate, result.whole.lost, result.clairvoyant.token_hit_rat
 from headway.replay.clairvoyant import clairvoyant_hits
 from headway.replay.endless import endless_matches, read_outputs
 from headway.replay.generate import WORKLOADS, generate
+from headway.replay.presets import PRESETS, MarconiPreset, SglangPreset, VllmPreset
 from headway.replay.readers import FORMATS, RecordingWriter, read_trace
 from headway.replay.result import Figures, Kind, Memory, ReplayResult
 from headway.replay.run import replay_trace
@@ -18,15 +19,19 @@ from headway.replay.trace import Trace, TraceBuilder
 
 __all__ = [
     "FORMATS",
+    "PRESETS",
     "WORKLOADS",
     "Figures",
     "Kind",
+    "MarconiPreset",
     "Memory",
     "RecordingWriter",
     "ReplayConfig",
     "ReplayResult",
+    "SglangPreset",
     "Trace",
     "TraceBuilder",
+    "VllmPreset",
     "clairvoyant_hits",
     "endless_matches",
     "generate",

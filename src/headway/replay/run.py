@@ -23,6 +23,9 @@ from headway.cache import MOST_SAMPLED, Explanation, Lease, PrefixCache, Prompt,
 from headway.errors import UnservableError
 from headway.replay.clairvoyant import clairvoyant_hits
 from headway.replay.endless import Reading, answer_blocks, endless_matches, read_outputs
+from headway.replay.presets.marconi import ALPHAS, marconi_config
+from headway.replay.presets.run import run_preset
+from headway.replay.presets.settings import MarconiPreset, preset_of
 from headway.replay.result import FORGOTTEN, LINES, REFUSED, Memory, Recording, ReplayResult, figures, kinds
 from headway.replay.scaling import ReplayConfig, Scale, scale
 from headway.replay.trace import Trace
@@ -63,11 +66,7 @@ def replay_trace(
     reading = read_outputs(trace, config.outputs)
     if matches is None:
         matches = endless_matches(trace, reading)
-    sized = scale(config, trace.width, len(trace.symbols), len(trace))
-    run = _Run(trace, sized, reading, matches)
-    began = time.process_time()
-    run.all(progress)
-    result = _result(trace, config, sized, reading, matches, run.recording, time.process_time() - began)
+    result = _replayed(trace, config, reading, matches, progress)
     if not clairvoyant:
         return result
     hits, half = clairvoyant_hits(trace, config, matches, reading), len(trace) // 2
@@ -76,6 +75,37 @@ def replay_trace(
         clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
         second_half_clairvoyant=figures(trace, config.cost, hits, matches, None, half),
     )
+
+
+def _replayed(
+    trace: Trace, config: ReplayConfig, reading: Reading, matches: Longs, progress: Progress | None
+) -> ReplayResult:
+    """Run the cache, or a preset."""
+    settings, began = preset_of(config.preset), time.process_time()
+    if isinstance(settings, MarconiPreset):
+        alpha = settings.alpha if settings.alpha >= 0 else _tuned(trace, config, settings)
+        return _replayed(trace, marconi_config(config, settings, alpha), reading, matches, progress)
+    if settings is not None:
+        found = run_preset(trace, config, settings, reading, matches, progress)
+        size = found.grain, found.block_bytes, found.blocks
+        return _result(trace, config, size, reading, matches, found.recording, time.process_time() - began)
+    sized = scale(config, trace.width, len(trace.symbols), len(trace))
+    run = _Run(trace, sized, reading, matches)
+    run.all(progress)
+    size = sized.symbol, sized.block_bytes, sized.cache.blocks if config.memory is not None else 0
+    return _result(trace, config, size, reading, matches, run.recording, time.process_time() - began)
+
+
+def _tuned(trace: Trace, config: ReplayConfig, settings: MarconiPreset) -> float:
+    """The alpha that reuses most on the first part of the trace; the smallest of equals."""
+    head = trace.head(max(1, int(len(trace) * settings.bootstrap)))
+    reading = read_outputs(head, config.outputs)
+    matches = endless_matches(head, reading)
+    hits = {
+        alpha: _replayed(head, marconi_config(config, settings, alpha), reading, matches, None).whole.hit_tokens
+        for alpha in ALPHAS
+    }
+    return max(ALPHAS, key=lambda alpha: (hits[alpha], -alpha))
 
 
 class _Run:
@@ -247,19 +277,20 @@ class _Run:
 def _result(
     trace: Trace,
     config: ReplayConfig,
-    sized: Scale,
+    size: tuple[int, int, int],
     reading: Reading,
     matches: Longs,
     found: Recording,
     seconds: float,
 ) -> ReplayResult:
     half = len(trace) // 2
+    symbol, block_bytes, blocks = size
     return ReplayResult(
         trace=trace.name,
         outputs=reading.outputs,
-        symbol=sized.symbol,
-        block_bytes=sized.block_bytes,
-        blocks=sized.cache.blocks if config.memory is not None else 0,
+        symbol=symbol,
+        block_bytes=block_bytes,
+        blocks=blocks,
         whole=figures(trace, config.cost, found.hits, matches, found.lost, 0),
         second_half=figures(trace, config.cost, found.hits, matches, found.lost, half),
         kinds=kinds(found.counters),
