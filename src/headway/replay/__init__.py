@@ -8,6 +8,7 @@ result.whole.token_hit_rate, result.whole.lost, result.clairvoyant.token_hit_rat
 """
 
 from headway.replay.clairvoyant import clairvoyant_hits
+from headway.replay.clock import Latency, Roofline, Timing, roofline_of
 from headway.replay.endless import endless_matches, read_outputs
 from headway.replay.generate import WORKLOADS, generate
 from headway.replay.presets import PRESETS, MarconiPreset, SglangPreset, VllmPreset
@@ -23,12 +24,15 @@ __all__ = [
     "WORKLOADS",
     "Figures",
     "Kind",
+    "Latency",
     "MarconiPreset",
     "Memory",
     "RecordingWriter",
     "ReplayConfig",
     "ReplayResult",
+    "Roofline",
     "SglangPreset",
+    "Timing",
     "Trace",
     "TraceBuilder",
     "VllmPreset",
@@ -38,4 +42,5 @@ __all__ = [
     "read_outputs",
     "read_trace",
     "replay_trace",
+    "roofline_of",
 ]

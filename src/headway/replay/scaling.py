@@ -28,6 +28,7 @@ from headway.cache import (
 )
 from headway.cache.placement import DEFAULT_PLACEMENT
 from headway.errors import ConfigError
+from headway.replay.clock.roofline import Timing
 from headway.replay.presets.settings import Preset, preset_of
 
 __all__ = ["ReplayConfig", "Scale", "scale"]
@@ -53,6 +54,7 @@ class ReplayConfig:
         history_tokens: Tokens of evicted paths that are remembered; None: the cache's default.
         preset: Imitate another engine: "vllm", "sglang" or "marconi", with settings as in "vllm,running=32", or a
             record from `headway.replay`. Placement, eviction and alignment are then the preset's.
+        timing: Arrivals as recorded and steps that take time; None: each request ends before the next begins.
     """
 
     groups: Sequence[LayerSpec]
@@ -65,6 +67,7 @@ class ReplayConfig:
     outputs: str | None = None
     history_tokens: int | None = None
     preset: str | Preset | None = None
+    timing: Timing | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -78,7 +81,9 @@ class ReplayConfig:
             raise ConfigError(f"memory is {self.memory} bytes, it must be positive")
         if self.alignment < 1:
             raise ConfigError(f"alignment is {self.alignment} tokens, it must be at least 1")
-        preset_of(self.preset)
+        chosen = tuple(self.placement), self.eviction, self.alignment
+        if preset_of(self.preset) is not None and chosen != (DEFAULT_PLACEMENT, "value", 1):
+            raise ConfigError("placement, eviction and alignment are the preset's: leave them out, or the preset")
 
 
 @dataclass(frozen=True)

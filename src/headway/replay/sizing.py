@@ -111,14 +111,20 @@ def sized_model(choice: ModelChoice, layout: ParallelLayout) -> Model:
     return replace(model, groups=(*model.groups, draft_of(choice.draft, choice.kv_dtype)))
 
 
-def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout) -> int | None:
+def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout, *, timed: bool = False) -> int | None:
     """Bytes of one rank for the cache; None for endless.
+
+    Args:
+        hardware: What the user gave.
+        model: The model.
+        layout: The parallel layout.
+        timed: The GPU is named for its speed as well, so memory may be given beside it.
 
     Raises:
         ConfigError: Neither memory nor GPU, unknown weights, or nothing left beside them.
     """
     if hardware.memory is not None:
-        if hardware.gpu is not None:
+        if hardware.gpu is not None and not timed:
             raise ConfigError("give --memory or --gpu, not both")
         return None if hardware.memory == "endless" else parse_size(hardware.memory)
     if hardware.gpu is None:

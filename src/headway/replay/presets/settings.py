@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.errors import ConfigError
 
-__all__ = ["PRESETS", "MarconiPreset", "Preset", "SglangPreset", "VllmPreset", "preset_of"]
+__all__ = ["PRESETS", "MarconiPreset", "Preset", "SglangPreset", "VllmPreset", "described", "preset_of"]
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,12 @@ def preset_of(choice: str | Preset | None) -> Preset | None:
         except ValueError:
             raise ConfigError(f"preset {name}: {key}={text!r} is not {_A[types[key]]}") from None
     return kind(**values)
+
+
+def described(settings: Preset) -> str:
+    """A preset in words that `preset_of` reads."""
+    name = next(name for name, kind in PRESETS.items() if isinstance(settings, kind))
+    return ",".join((name, *(f"{field.name}={getattr(settings, field.name)}" for field in fields(settings))))
 
 
 _A: dict[type, str] = {int: "a whole number", float: "a number", str: "a word"}
