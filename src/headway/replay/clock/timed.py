@@ -6,6 +6,10 @@ tokens that the trace has. Everything else (who is admitted, how prompts are cut
 tokens as it has, all with its number: two prompts part exactly where their blocks differ. That costs about a hundred
 times what the clock `order` does, most of it for steps that decode.
 
+What the trace knows ends with a whole block, so states are exported at multiples of the block, and a request whose
+answer comes back ends with its last whole block: as in the clock `order`, its state then lies where the next prompt
+comes back to. A prompt that is sent again as it was is hit up to its last whole block, not up to its last token.
+
 Rejected: running the scheduler on symbols of many tokens (an answer would be shorter than one symbol, and decoding is
 what requests wait for); skipping over steps that only decode (it would be a second scheduler).
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,24 +206,23 @@ class TimedRun:
 
 
 def _token_scale(trace: Trace, config: ReplayConfig) -> Scale:
-    """The cache in tokens. Prompts stop at checkpoints, as they do in the engine."""
+    """The cache in tokens. Prompts stop at checkpoints, as they do in the engine, and states lie between blocks."""
     tokens = int(trace.prompt_tokens.sum() + trace.answer_tokens.sum()) if config.memory is None else 0
     sized = scale(config, 1, tokens, len(trace))
-    return replace(sized, cache=replace(sized.cache, exports_inside=False))
+    alignment = lcm(config.alignment, trace.width)
+    return replace(sized, cache=replace(sized.cache, exports_inside=False, checkpoint_alignment=alignment))
 
 
 def _tokens(trace: Trace, reading: Reading, request: int) -> tuple[Ints, Ints]:
     """Tokens of a prompt and of its answer (at least one)."""
     prompt, answered = int(trace.prompt_tokens[request]), max(1, int(trace.answer_tokens[request]))
-    known, more = trace.prompt(request), answer_blocks(trace, reading, request)
-    if trace.width > 1:
-        whole = np.repeat(known[:-1], trace.width)
-        if len(more):
-            known = np.concatenate((whole, np.repeat(more, trace.width)))
-        else:
-            known = np.append(whole, np.repeat(known[-1:], prompt - len(whole)))
+    symbols, more = trace.prompt(request), answer_blocks(trace, reading, request)
+    own = np.full(answered, _FRESH + request, dtype=np.int32)
+    if trace.width == 1:
+        sequence = np.concatenate((symbols, more if len(more) else own))
     elif len(more):
-        known = np.concatenate((known, more))
-    rest = max(0, prompt + answered - len(known))
-    sequence = np.append(known, np.full(rest, _FRESH + request, dtype=np.int32))[: prompt + answered]
+        sequence = np.append(np.repeat(np.concatenate((symbols[:-1], more)), trace.width), own[:1])
+    else:
+        whole = np.repeat(symbols[:-1], trace.width)
+        sequence = np.concatenate((whole, np.repeat(symbols[-1:], prompt - len(whole)), own))
     return np.ascontiguousarray(sequence[:prompt], dtype=np.int32), sequence[prompt:]
