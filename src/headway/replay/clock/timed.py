@@ -154,7 +154,7 @@ class TimedRun:
             )
         if error is None:
             self._time(request)
-        elif isinstance(error, UnservableError):
+        elif request.explanation is None and isinstance(error, UnservableError):
             recording.refused += 1
             recording.lost[LINES.index(REFUSED), i] = request.prompt_length
         else:
