@@ -1,11 +1,13 @@
 """The vLLM preset, against what its rules give by hand. Blocks have 64 tokens, and a state takes three pages."""
 
+import numpy as np
 import pytest
 
 from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent
 from headway.errors import ConfigError
 from headway.replay import ReplayConfig, ReplayResult, Trace, TraceBuilder, replay_trace
-from headway.replay.presets.paged import Sequence
+from headway.replay.presets.ledger import Ledger
+from headway.replay.presets.paged import PagedCache, PageSizes, Sequence
 from headway.replay.presets.pages import PagePool
 from headway.replay.presets.settings import VllmPreset
 from headway.replay.presets.vllm import _Vllm, vllm_pages
@@ -40,7 +42,7 @@ def test_a_hit_is_the_last_block_boundary_with_a_state() -> None:
     again = trace([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6])
     assert hits(again) == [0, 256, 256]
     assert run(again).kinds["prompt_end"].taken == 2
-    assert hits(trace([1, 2, 3, 4], [1, 2, 3, 4], tail=0)) == [0, 0], "the state at 256 is after the last token"
+    assert hits(trace([1, 2, 3, 4], [1, 2, 3, 4, 5], tail=0)) == [0, 0], "at 256 no state is kept: it is not before 255"
 
 
 def test_where_prompts_part_a_state_is_kept_for_the_next() -> None:
@@ -62,6 +64,16 @@ def test_pages_of_attention_and_of_states() -> None:
 
 def test_a_request_that_meets_another_in_flight_waits_for_its_state() -> None:
     assert hits(trace([1, 2, 3], [1, 2, 3], [1, 2, 3]), running=3) == [0, 192, 192]
+    ledger = Ledger(trace([1]), np.zeros(1, dtype=np.int64), None)
+    cache = PagedCache(PageSizes(BLOCK, 1, PAGE, 3, 100), dense=False, ledger=ledger)
+    first, second = (Sequence(n, 200, 200, 204, [11, 12, 13]) for n in range(2))
+    cache.look_up(first)
+    assert cache.enter(first, 192)
+    cache.look_up(second)
+    assert second.hit == 192
+    assert not cache.enter(second, 200)
+    cache.new_step()
+    assert cache.enter(second, 200)
 
 
 def test_what_is_under_way_is_said() -> None:
