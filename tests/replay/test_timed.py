@@ -178,6 +178,8 @@ def test_what_a_clock_needs() -> None:
     assert given is not None
     assert given.roofline.cost.linear == 6e9
     assert given.roofline.active == pytest.approx(3e9 / 81.5e9)
+    with pytest.raises(ConfigError, match="--gpus 3"):
+        timing_of(clock, Hardware(memory="9GB", gpu="h200", gpus=3), known, layout)
     with pytest.raises(ConfigError, match="need --clock trace"):
         timing_of(ClockChoice(speed=2.0), hardware, known, layout)
     with pytest.raises(ConfigError, match="clock 'wall'"):

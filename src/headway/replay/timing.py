@@ -10,7 +10,7 @@ from headway.errors import ConfigError
 from headway.replay.catalogue import Model
 from headway.replay.clock.roofline import Timing, roofline_of
 from headway.replay.gpus import gpu_of
-from headway.replay.sizing import Hardware, parse_size
+from headway.replay.sizing import Hardware, checked_ranks, weights_of
 
 __all__ = ["ClockChoice", "timing_of", "with_active"]
 
@@ -75,12 +75,8 @@ def timing_of(choice: ClockChoice, hardware: Hardware, model: Model, layout: Par
         raise ConfigError(
             f"how much {model.name} computes for a token is not known here: give --active-parameters, such as 3B"
         )
-    if hardware.weights is None and not model.parameters:
-        raise ConfigError(
-            f"how many parameters {model.name} has is not known here: give --weights, the bytes of its weights on all "
-            f"GPUs together (such as the size of the checkpoint)"
-        )
-    weights = parse_size(hardware.weights) if hardware.weights else 2 * model.parameters
+    checked_ranks(hardware, layout)
+    weights = weights_of(hardware, model)
     roofline = roofline_of(
         model.groups,
         layout,

@@ -1,6 +1,6 @@
 """SGLang as it serves hybrid models today: a radix tree whose nodes may hold a state, states in slots of their own.
 
-The rules, as `MambaRadixCache` with its extra buffer has them (public source, 2026):
+The rules, as its radix caches for states have them with the extra buffer (public source, 2026):
 
 - A prompt is computed in chunks. Each chunk leaves *one* state, at its last multiple of `grain_tokens`. Where the
   prompt parts from what the tree knows inside the chunk (the branching point), the state is taken there *instead*.
@@ -14,8 +14,8 @@ The rules, as `MambaRadixCache` with its extra buffer has them (public source, 2
 Requests run one after another. Not modelled: requests in flight, which hold up to three slots each and hide their
 prefixes until a chunk ends; pages of more than one token; the host tier.
 
-The hit refreshes one state and not all those before it on the path, as newer versions have it; the older rule, which
-refreshed them all, gives up to four points less on the synthetic trace and does not meet the figures handed to us.
+The hit refreshes one state and not all those before it on the path, as newer versions have it. The older rule, which
+refreshed them all, gives up to 2.8 points less on the synthetic trace, and does not meet the figures handed to us.
 """
 
 from __future__ import annotations
