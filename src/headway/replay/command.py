@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -102,24 +103,13 @@ def replay(
     timing = timing_of(ClockChoice(clock, speed, max_running, step_tokens, efficiency), hardware, sized, layout)
     room = memory_of(hardware, sized, layout, timed=timing is not None)
     kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
-    config = ReplayConfig(
-        sized.groups,
-        room,
-        layout,
-        sized.cost,
-        kinds,
-        eviction,
-        alignment,
-        outputs,
-        preset=preset,
-        timing=timing,
-    )
+    config = ReplayConfig(sized.groups, room, layout, sized.cost, kinds, eviction, alignment, outputs)
+    config = replace(config, preset=preset, timing=timing)
     if trace is None:
         requests = generate(workload, limit or _EXAMPLE_REQUESTS, seed=seed, block_tokens=block_tokens or 64)
     else:
         requests = read_trace(trace, format=format, block_tokens=block_tokens, tokenizer=tokenizer, limit=limit)
-    if max_answer is not None:
-        requests = requests.cut_answers(max_answer)
+    requests = requests.cut_answers(max_answer)
     result = _run(requests, config)
     if as_json:
         typer.echo(json.dumps(_as_dict(result, config, sized, requests), indent=2))
