@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from typing import Any
 
 import typer
@@ -103,8 +102,8 @@ def replay(
     timing = timing_of(ClockChoice(clock, speed, max_running, step_tokens, efficiency), hardware, sized, layout)
     room = memory_of(hardware, sized, layout, timed=timing is not None)
     kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
-    config = ReplayConfig(sized.groups, room, layout, sized.cost, kinds, eviction, alignment, outputs)
-    config = replace(config, preset=preset, timing=timing)
+    policies = kinds, eviction, alignment, outputs
+    config = ReplayConfig(sized.groups, room, layout, sized.cost, *policies, preset=preset, timing=timing)
     if trace is None:
         requests = generate(workload, limit or _EXAMPLE_REQUESTS, seed=seed, block_tokens=block_tokens or 64)
     else:
