@@ -1,6 +1,8 @@
 """vLLM as it serves hybrid models today: blocks found by hash, and all groups in one pool of pages of one size.
 
-The rules, as its KV cache managers and scheduler have them (public source, 2026; align mode):
+The rules, as its public source of 2026 has them in align mode (`vllm/v1/core/sched/scheduler.py`: how prompts are cut;
+`single_type_kv_cache_manager.py`: which blocks are held and named; `kv_cache_coordinator.py`: hits and junctions;
+`block_pool.py`: the free list; sparse retention of states: vllm#45845):
 
 - A page holds `block_tokens` tokens of all attention layers, or the state of one of `state_groups` groups of recurrent
   layers. So a state takes `state_groups` pages, however little of a page it fills.
