@@ -1,7 +1,7 @@
 """SGLang as it serves hybrid models today: a radix tree whose nodes may hold a state, states in slots of their own.
 
-The rules, as its public source of 2026 has them with the extra buffer (`sglang/srt/mem_cache/mamba_radix_cache.py`; what
-a hit refreshes: the Mamba component of the unified radix cache):
+The rules, as its public source of 2026 has them with the extra buffer (`sglang/srt/mem_cache/mamba_radix_cache.py`;
+what a hit refreshes: the Mamba component of the unified radix cache):
 
 - A prompt is computed in chunks. Each chunk leaves *one* state, at its last multiple of `grain_tokens`. Where the
   prompt parts from what the tree knows inside the chunk (the branching point), the state is taken there *instead*.
