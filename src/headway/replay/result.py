@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import ComputeCost, Counters, Reason
+from headway.replay.clock.latency import Latency
 from headway.replay.trace import Trace
 
 __all__ = [
@@ -165,6 +166,8 @@ class ReplayResult:
         seconds: Processor time that the run took.
         clairvoyant: What a cache that knows the future reaches, whole trace; None if nobody asked.
         second_half_clairvoyant: The same, second half.
+        latency: What requests waited for, with the clock `trace`; else None.
+        preset: The engine that was imitated, with its settings; empty for the cache as it is.
     """
 
     trace: str
@@ -182,6 +185,8 @@ class ReplayResult:
     seconds: float
     clairvoyant: Figures | None = None
     second_half_clairvoyant: Figures | None = None
+    latency: Latency | None = None
+    preset: str = ""
 
     @property
     def requests_per_second(self) -> float:

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.cache import Reason
+from headway.replay.clock.latency import Latency
 from headway.replay.result import FORGOTTEN, REFUSED, Figures, ReplayResult
 from headway.replay.sizing import format_size
 
-__all__ = ["show"]
+__all__ = ["format_seconds", "show"]
 
 _MEANING = {
     Reason.NOTHING_MATCHED.value: "no earlier prompt begins like this one",
@@ -41,6 +42,8 @@ def show(result: ReplayResult, console: Console, notes: Sequence[str] = ()) -> N
     console.print(_waterfall(result.whole))
     if result.kinds:
         console.print(_kinds(result))
+    if result.latency is not None:
+        console.print(_latency(result.latency))
     if result.memory:
         console.print(_memory(result))
     for note in notes:
@@ -57,7 +60,8 @@ def _rates(result: ReplayResult) -> Table:
         ("second half", result.second_half, result.second_half_clairvoyant),
     )
     for half, ours, future in halves:
-        table.add_row(f"{half}: this cache", *_rate_cells(ours), style="bold")
+        who = result.preset.partition(",")[0] or "this cache"
+        table.add_row(f"{half}: {who}", *_rate_cells(ours), style="bold")
         if future is not None:
             table.add_row(f"{half}: knowing the future", *_rate_cells(future))
         table.add_row(f"{half}: endless memory", f"{ours.endless_hit_rate:.1%}", "", f"{ours.endless_compute:.1%}")
@@ -99,6 +103,33 @@ def _kinds(result: ReplayResult) -> Table:
         figures = (kind.taken, kind.reused, kind.resumed, kind.evicted, kind.evicted_unused)
         table.add_row(name, *(f"{figure:,}" for figure in figures))
     return table
+
+
+def _latency(latency: Latency) -> Table:
+    table = _table(f"What requests would wait for, estimated ({latency.requests:,} requests)")
+    table.add_column("", no_wrap=True)
+    for column in ("half", "90%", "99%", "mean"):
+        table.add_column(column, justify="right")
+    rows = (
+        ("in the queue", latency.queue),
+        ("for the first token", latency.first_token),
+        ("for each further token", latency.each_token),
+        ("for the whole answer", latency.total),
+    )
+    for name, times in rows:
+        table.add_row(name, *(format_seconds(t) for t in (times.p50, times.p90, times.p99, times.mean)))
+    table.caption = (
+        f"{latency.computed_tokens:,.0f} tokens computed and {latency.answer_tokens:,.0f} answered a second, busy "
+        f"{latency.busy:.0%} of {format_seconds(latency.seconds)}; {latency.preemptions:,} preemptions"
+    )
+    return table
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time for people: `1.5 s`, `12 ms`."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:,.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
 
 
 def _memory(result: ReplayResult) -> str:
