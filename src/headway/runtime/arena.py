@@ -129,6 +129,11 @@ class Arena:
         return views
 
     @property
+    def bytes(self) -> int:
+        """Bytes that the memory takes on the device."""
+        return self._whole.nbytes
+
+    @property
     def state_blocks(self) -> int:
         """Blocks that one state takes; 0 for a model without states."""
         return sum(table.state_blocks for table in self.geometry.tables if table.kind is TableKind.STATE)

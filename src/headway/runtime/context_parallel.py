@@ -186,4 +186,4 @@ class HeadMerge:
         size, heads = self.ranks.size, whole.shape[1]
         share = -(-heads // size)
         filled = F.pad(whole, (0, 0, 0, 0, 0, share * size - heads))
-        return filled.unflatten(1, (size, share)).movedim(1, 0).contiguous()
+        return filled.view(whole.shape[0], size, share, *whole.shape[2:]).movedim(1, 0).contiguous()
