@@ -66,9 +66,8 @@ class Inspection:
 
     @property
     def _share(self) -> str:
-        parallel = self.geometry.layout
-        stripe = "token" if parallel.interleave == 1 else f"{parallel.interleave} tokens"
-        return f"every {parallel.shards}th {stripe}" if parallel.shards > 2 else f"every other {stripe}"
+        interleave = self.geometry.layout.interleave
+        return "one token each" if interleave == 1 else f"{interleave} tokens each"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for `--json`."""
@@ -114,8 +113,8 @@ class Inspection:
             if self.geometry.layout.shards > 1:
                 times = held.tokens / max(1, self.tokens_on_one_rank)
                 console.print(
-                    f"  that is {times:.2f} times the {self.tokens_on_one_rank:,} tokens of one rank with the same memory; "
-                    f"every rank stores {self._share} of them"
+                    f"  that is {times:.2f} times as many as on one rank with the same memory "
+                    f"({self.tokens_on_one_rank:,}); the ranks store {self._share} in turn"
                 )
         if held.checkpoints is not None:
             console.print(
