@@ -57,6 +57,34 @@ def test_views_of_larger_arrays_are_sent_as_they_look() -> None:
     assert np.array_equal(codec.decode(codec.encode(Box(whole[1:3, ::2]))).value, whole[1:3, ::2])
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        (Box(1), Box(2), Box("three")),
+        (None, Box(1), None, Box(2)),
+        (None, None),
+        (Box(Box(1)), Box(Box(2))),
+        (Box(()), Box((None, 5))),
+    ],
+)
+def test_sequences_of_records_travel_as_columns(value: object) -> None:
+    codec = Codec([Box])
+    assert codec.decode(codec.encode(Box(value))) == Box(value)
+
+
+def test_sequences_of_arrays_travel_as_one() -> None:
+    codec = Codec([Box])
+    arrays = [np.arange(n, dtype=np.int32) for n in (3, 0, 5)]
+    for value in (arrays, [None, *arrays], [*arrays, np.ones((2, 2), np.int32)], [*arrays, np.arange(3.0)]):
+        back = codec.decode(codec.encode(Box(value))).value
+        assert len(back) == len(value)
+        for before, after in zip(value, back, strict=True):
+            assert (before is None) == (after is None)
+            assert before is None or (before.dtype == after.dtype and np.array_equal(before, after))
+    many = codec.encode(Box([np.ones(1, dtype=np.int32)] * 1000))
+    assert len(many) < 1000 * (4 + 2) + 200
+
+
 def test_what_is_not_plain_is_not_sent() -> None:
     codec = Codec([Box])
     with pytest.raises(TypeError, match="no plain record"):

@@ -265,7 +265,8 @@ class Engine:
                 if scheduled is not None:
                     self._publish(self._step(scheduled))
         except BaseException as error:
-            logger.exception("the engine's thread failed")
+            told = isinstance(error, HeadwayError)  # the message says all: where it was raised helps nobody
+            logger.error("the engine has failed: %s", error, exc_info=None if told else error)
             self._failure = error
         finally:
             self._shut_down()

@@ -177,5 +177,5 @@ def _overdue(size: int, answers: dict[int, Any], timeout: float) -> RanksLostErr
     if fault is not None:
         return RanksLostError(f"rank {late} waits for a rank that failed with {fault.kind}: {fault.message}")
     return RanksLostError(
-        f"rank {late} has not answered within {timeout:g} seconds; raise --rank-timeout if steps may take that long"
+        f"no answer from rank {late} within {timeout:g} seconds; raise --rank-timeout if steps may take that long"
     )

@@ -65,6 +65,7 @@ class RayRanks:
     Args:
         device: `cpu`, or `cuda` for a GPU of its own for every rank.
         ranks: How many.
+        patience: Seconds to wait for their places.
 
     Attributes:
         actors: The actor of each rank.
@@ -74,7 +75,7 @@ class RayRanks:
         RanksLostError: An actor does not start.
     """
 
-    def __init__(self, device: str, ranks: int) -> None:
+    def __init__(self, device: str, ranks: int, patience: float = _PLACE_SECONDS) -> None:
         if device not in ("cpu", "cuda"):
             raise ConfigError(f"--device {device}: with Ray write cpu or cuda, Ray gives every rank a GPU of its own")
         self._ray = require_ray()
@@ -87,14 +88,14 @@ class RayRanks:
         needs = {"CPU": 1.0, **({"GPU": 1.0} if device == "cuda" else {})}
         self._places = self._ray.util.placement_group([needs] * ranks, strategy="PACK")
         try:
-            self._start(device, needs)
+            self._start(device, needs, patience)
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, device: str, needs: dict[str, float]) -> None:
+    def _start(self, device: str, needs: dict[str, float], patience: float) -> None:
         ray = self._ray
-        ready, _ = ray.wait([self._places.ready()], timeout=_PLACE_SECONDS)
+        ready, _ = ray.wait([self._places.ready()], timeout=patience)
         if not ready:
             raise ConfigError(
                 f"the Ray cluster has no room for {self.size} ranks with {_in_words(needs)} each; it has "
@@ -129,7 +130,8 @@ class RayRanks:
         try:
             return rank, self._ray.get(ready[0])
         except self._ray.exceptions.RayError as error:
-            raise RanksLostError(f"rank {rank} is lost: {type(error).__name__}: {error}") from error
+            reason = str(error).strip().partition("\n")[0]
+            raise RanksLostError(f"rank {rank} is lost: {type(error).__name__}: {reason}") from error
 
     def kill(self) -> None:
         """End all ranks now and give their places back."""

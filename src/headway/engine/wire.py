@@ -3,6 +3,9 @@
 A message is a JSON skeleton followed by the raw bytes of its arrays. It can hold nothing but numbers, strings, arrays
 and the records that a `Codec` was made with, so that reading a message runs no code of whoever wrote it.
 
+A step of many rows has as many small arrays and records. So a sequence of records of one class travels as columns, and a
+sequence of one-dimensional arrays as one array with the length of each: what costs time is the number of parts.
+
 Rejected: pickle, which does run code and would make every connection between machines a way in; and safetensors, which
 has no place for what is not an array.
 """
@@ -94,8 +97,21 @@ class Codec:
         if isinstance(value, Mapping):
             return {"map": [[self._pack(k, arrays), self._pack(v, arrays)] for k, v in value.items()]}
         if isinstance(value, list | tuple):
-            return [self._pack(item, arrays) for item in value]
+            return self._pack_sequence(value, arrays)
         raise TypeError(f"a {type(value).__name__} is no plain record: it cannot be sent to a rank")
+
+    def _pack_sequence(self, items: Sequence[Any], arrays: list[NDArray[Any]]) -> Any:
+        kinds = {type(item) for item in items}
+        if len(items) > 1 and len(kinds) == 2 and type(None) in kinds:
+            there = [i for i, item in enumerate(items) if item is not None]
+            return {"at": there, "long": len(items), "of": self._pack([items[i] for i in there], arrays)}
+        kind = kinds.pop() if len(items) > 1 and len(kinds) == 1 else None
+        if kind is np.ndarray and all(item.ndim == 1 and item.dtype == items[0].dtype for item in items):
+            return {"lengths": [len(item) for item in items], "of": self._pack(np.concatenate(items), arrays)}
+        if kind in self._fields and not issubclass(kind, Enum):
+            columns = ([getattr(item, name) for item in items] for name in self._fields[kind])
+            return {"all": kind.__name__, "long": len(items), "of": [self._pack(column, arrays) for column in columns]}
+        return [self._pack(item, arrays) for item in items]
 
     def _unpack(self, packed: Any, arrays: Sequence[NDArray[Any]]) -> Any:
         if isinstance(packed, list):
@@ -106,9 +122,26 @@ class Codec:
             return arrays[packed["array"]]
         if "map" in packed:
             return {self._unpack(k, arrays): self._unpack(v, arrays) for k, v in packed["map"]}
-        values = (self._unpack(item, arrays) for item in packed["of"])
-        record = self._classes[packed["is"]]
-        return record(**dict(zip(self._fields[record], values, strict=True)))
+        if "is" in packed:
+            record = self._classes[packed["is"]]
+            values = (self._unpack(item, arrays) for item in packed["of"])
+            return record(**dict(zip(self._fields[record], values, strict=True)))
+        return self._unpack_sequence(packed, arrays)
+
+    def _unpack_sequence(self, packed: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+        if "all" in packed:
+            record, size = self._classes[packed["all"]], packed["long"]
+            columns = [self._unpack(column, arrays) for column in packed["of"]]
+            names = self._fields[record]
+            return tuple(record(**{n: c[i] for n, c in zip(names, columns, strict=True)}) for i in range(size))
+        inner = self._unpack(packed["of"], arrays)
+        if "lengths" in packed:
+            ends = np.cumsum(packed["lengths"]).tolist()
+            return tuple(inner[start:end] for start, end in zip([0, *ends], ends, strict=False))
+        whole: list[Any] = [None] * packed["long"]
+        for i, item in zip(packed["at"], inner, strict=True):
+            whole[i] = item
+        return tuple(whole)
 
 
 def _fields(record: type) -> tuple[str, ...]:
