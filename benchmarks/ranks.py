@@ -53,7 +53,7 @@ def timed(action: Callable[[], object], repeats: int) -> float:
     return median(taken[repeats // 10 + 1 :]) * 1e6
 
 
-# -- the driver ---------------------------------------------------------------------------------------------------------
+# -- the driver --------------------------------------------------------------------------------------------------------
 
 
 def echo(end: socket.socket, answer: bytes, loading: bytes, making_room: bytes) -> None:
@@ -146,7 +146,7 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
     return table
 
 
-# -- merging ------------------------------------------------------------------------------------------------------------
+# -- merging -----------------------------------------------------------------------------------------------------------
 
 
 def merge_rank(rank: int, size: int, path: str, shapes: list[tuple[int, int]], repeats: int, out: object) -> None:

@@ -99,9 +99,9 @@ def test_a_late_rank_is_waited_for(built: BuiltEngine, source: Path) -> None:
 def test_a_killed_rank_ends_what_runs_and_the_next_request_is_right(built: BuiltEngine, source: Path) -> None:
     """Rank 1 is stopped first, so that it dies in the middle of a step: rank 0 waits for it in a collective."""
     tokens, victim, before = prompt(3), processes_of(built)[1], processes_of(built)
-    expected = greedy(source, tokens, 500)
+    expected = greedy(source, tokens, 100)
     told: list[int] = []
-    stream = iter(built.engine.submit(asked(tokens, 500)))
+    stream = iter(built.engine.submit(asked(tokens, 100)))
     told += next(stream).tokens
     victim.send_signal(signal.SIGSTOP)
     time.sleep(0.3)

@@ -55,7 +55,7 @@ def test_ranks_on_two_workers(cluster: None, tmp_path: Path) -> None:
         results = [engine.submit(asked(tokens, 12)).result(PATIENCE) for _ in range(2)]
         assert [list(result.tokens) for result in results] == [expected, expected]
         assert [result.cached_tokens for result in results] == [0, 149]
-        handle = engine.submit(asked(tokens, 500))
+        handle = engine.submit(asked(tokens, 200))
         next(iter(handle))
         ray.kill(actors_of(engine)[1])
         with pytest.raises(RequestFailedError, match=r"rank \d is lost"):

@@ -155,8 +155,8 @@ _NOTHING = np.empty(0, dtype=np.int32)
 def _needed(spec: SampleSpec) -> SampleSpec:
     params = spec.params
     if params is None or (params.greedy and not params.shapes_logits):
-        return replace(spec, prompt=_NOTHING, output=_NOTHING)
-    return spec if params.shapes_logits else replace(spec, prompt=_NOTHING)
+        return SampleSpec(params, spec.seed, _NOTHING, _NOTHING)
+    return spec if params.shapes_logits else SampleSpec(params, spec.seed, _NOTHING, spec.output)
 
 
 class Rank:

@@ -3,8 +3,8 @@
 A message is a JSON skeleton followed by the raw bytes of its arrays. It can hold nothing but numbers, strings, arrays
 and the records that a `Codec` was made with, so that reading a message runs no code of whoever wrote it.
 
-A step of many rows has as many small arrays and records. So a sequence of records of one class travels as columns, and a
-sequence of one-dimensional arrays as one array with the length of each: what costs time is the number of parts.
+A step of many rows has as many small arrays and records. So a sequence of records of one class travels as columns, and
+a sequence of one-dimensional arrays as one array with the length of each: what costs time is the number of parts.
 
 Rejected: pickle, which does run code and would make every connection between machines a way in; and safetensors, which
 has no place for what is not an array.
@@ -26,6 +26,7 @@ __all__ = ["Codec"]
 
 _ALIGNMENT = 16
 """Bytes to which every array is aligned, so that it can be used where it lies."""
+_PLAIN = {type(None), bool, int, float, str}
 _HEAD = struct.Struct("<Q")
 
 
@@ -84,7 +85,7 @@ class Codec:
         return self._unpack(skeleton, arrays)
 
     def _pack(self, value: object, arrays: list[NDArray[Any]]) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
+        if type(value) in _PLAIN:
             return value
         if isinstance(value, np.ndarray):
             arrays.append(value)
@@ -101,7 +102,9 @@ class Codec:
         raise TypeError(f"a {type(value).__name__} is no plain record: it cannot be sent to a rank")
 
     def _pack_sequence(self, items: Sequence[Any], arrays: list[NDArray[Any]]) -> Any:
-        kinds = {type(item) for item in items}
+        kinds = set(map(type, items))
+        if kinds <= _PLAIN:
+            return list(items)
         if len(items) > 1 and len(kinds) == 2 and type(None) in kinds:
             there = [i for i, item in enumerate(items) if item is not None]
             return {"at": there, "long": len(items), "of": self._pack([items[i] for i in there], arrays)}
@@ -115,6 +118,8 @@ class Codec:
 
     def _unpack(self, packed: Any, arrays: Sequence[NDArray[Any]]) -> Any:
         if isinstance(packed, list):
+            if set(map(type, packed)) <= _PLAIN:
+                return tuple(packed)
             return tuple(self._unpack(item, arrays) for item in packed)
         if not isinstance(packed, dict):
             return packed
