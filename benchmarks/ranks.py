@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from statistics import median
 
@@ -41,6 +41,7 @@ from headway.runtime.sampling import SamplingParams
 
 HISTORY = 4096
 SPAWN = multiprocessing.get_context("spawn")
+FORK = multiprocessing.get_context("fork")  # a rank that computes nothing needs no libraries of its own
 
 
 def timed(action: Callable[[], object], repeats: int) -> float:
@@ -76,12 +77,12 @@ class EchoRanks:
     def __init__(self, size: int, rows: int) -> None:
         self.size = size
         self._ends: list[Connection[bytes, bytes]] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[ForkProcess] = []
         start = [CODEC.encode(record) for record in (Loaded(1, (), None), Prepared(1))]
         for rank in range(size):
             ours, theirs = socket.socketpair()
             output = StepOutput(np.zeros(rows, dtype=np.int32), [None] * rows) if rank == 0 else StepDone()
-            process = SPAWN.Process(target=echo, args=(theirs, CODEC.encode(output), *start), daemon=True)
+            process = FORK.Process(target=echo, args=(theirs, CODEC.encode(output), *start), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -96,10 +97,11 @@ class EchoRanks:
         return (self._ends.index(ready[0]), ready[0].recv_bytes()) if ready else None  # type: ignore[arg-type, union-attr]
 
     def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
         for end in self._ends:
             end.close()
-        for process in self._processes:
-            process.join()
 
 
 def decoding(rows: int, geometry: CacheGeometry, params: SamplingParams) -> StepWork:

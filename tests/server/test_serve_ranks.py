@@ -15,7 +15,7 @@ CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 def test_a_server_on_two_ranks_answers_reuses_and_ends_with_them(tiny_model: Path):
     options = ("--dcp", "2", "--interleave", "16", "--dcp-comm", "a2a", "--on-rank-failure", "exit")
     with served(str(tiny_model), *options) as (process, url, text):
-        for part in ("starting 2 ranks (processes)", "over 2 ranks", "2.00 times as many", "16 tokens each in turn"):
+        for part in ("starting 2 ranks (processes)", "dcp 2, pcp 1", "2.00 times as many", "16 tokens each in turn"):
             assert part in " ".join(text.split())
         body = {"prompt": "Once upon a time there was", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         answers = [httpx.post(f"{url}/v1/completions", json=body, timeout=120).json() for _ in range(2)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 
-from headway.cache import PrefixCache
+from headway.cache import CacheGeometry, PrefixCache
 from headway.engine.built import BuiltEngine, after_check, cache_config, vocabulary
 from headway.engine.config import EngineConfig
 from headway.engine.engine import Engine
-from headway.engine.parallel import ParallelConfig
 from headway.engine.processes import ProcessRanks, devices_of_ranks
 from headway.engine.rank import Loaded, Prepare
 from headway.engine.ranked import RankedExecutor, RankGroup
@@ -18,7 +17,7 @@ from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
 from headway.runtime.layout import ModelLayout
 from headway.runtime.loading import layout_without_weights, load_tokenizer
-from headway.runtime.memory import capacity, format_bytes
+from headway.runtime.memory import blocks_that_fit, capacity, format_bytes
 from headway.runtime.selfcheck import SelfCheck
 
 __all__ = ["build_on_ranks"]
@@ -41,7 +40,7 @@ def build_on_ranks(
     """
     name, layout = layout_without_weights(source, config.dtype, device=config.device)
     tokenizer = load_tokenizer(source)
-    _check_split(name, layout, config.parallel)
+    _check(name, layout, config)
     executor = RankedExecutor(_launcher(config), source, config.dtype, config.parallel)
     try:
         progress(f"starting {config.parallel.ranks} ranks ({config.parallel.kind}), which load the model and check it")
@@ -68,12 +67,16 @@ def _launcher(config: EngineConfig) -> Callable[[], RankGroup]:
     return lambda: ProcessRanks(devices)
 
 
-def _check_split(name: str, layout: ModelLayout, parallel: ParallelConfig) -> None:
-    """Refuse to split what a model does not have: every rank would hold and compute the same."""
+def _check(name: str, layout: ModelLayout, config: EngineConfig) -> None:
+    """Refuse before any rank starts what can be known to be impossible; it may take minutes to load a model."""
+    parallel = config.parallel
     if parallel.dcp > 1 and not any(spec.sharded for spec in layout.groups):
         raise ConfigError(
             f"dcp={parallel.dcp}: {name} has no full attention, and nothing else is split by tokens; leave --dcp out"
         )
+    geometry = CacheGeometry(layout.groups, parallel.layout, block_tokens=config.block_tokens)
+    if config.memory is not None:
+        blocks_that_fit(config.memory, geometry)
 
 
 def _memory(loaded: Sequence[Loaded], config: EngineConfig) -> int:

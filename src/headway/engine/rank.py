@@ -23,7 +23,7 @@ from headway.engine.request import TokenLogprob
 from headway.engine.wire import Codec
 from headway.errors import HeadwayError
 from headway.runtime.context_parallel import HeadMerge
-from headway.runtime.distributed import Rendezvous, TorchCommunicator, join_group, leave_group
+from headway.runtime.distributed import Rendezvous, TorchCommunicator, join_group
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
 from headway.runtime.memory import default_memory
 from headway.runtime.runner import ModelRunner
@@ -183,11 +183,6 @@ class Rank:
             return CODEC.encode(self._answer(CODEC.decode(message)))
         except Exception as error:
             return CODEC.encode(RankFault(type(error).__name__, str(error)))
-
-    def close(self) -> None:
-        """Leave the other ranks and let go of the memory."""
-        self._model = self._executor = None
-        leave_group()
 
     def _answer(self, asked: object) -> object:
         if isinstance(asked, StepWork):
