@@ -17,7 +17,7 @@ import torch
 from tests.server import tiny
 from transformers import AutoModelForCausalLM
 
-from headway.engine import EngineConfig, GenerationRequest, ParallelConfig, RequestFailedError
+from headway.engine import EngineConfig, GenerationRequest, ParallelConfig, RanksLostError, RequestFailedError
 from headway.engine.build import build_engine, engine_of
 from headway.engine.built import BuiltEngine
 from headway.engine.processes import ProcessRanks, devices_of_ranks
@@ -128,6 +128,20 @@ def test_a_stuck_rank_is_noticed_in_time(built: BuiltEngine) -> None:
         built.engine.submit(asked(prompt(4), 12)).result(PATIENCE)
     built.engine.join()
     assert all(process.poll() is not None for process in stuck)
+
+
+def test_a_driver_does_not_wait_for_ever_for_a_rank_that_takes_no_message() -> None:
+    """More than the socket holds, to a rank that is stopped before it reads anything."""
+    ranks = ProcessRanks(["cpu"])
+    try:
+        ranks.processes[0].send_signal(signal.SIGSTOP)
+        with pytest.raises(RanksLostError, match="rank 0 has taken no message for 1 seconds"):
+            ranks.send(bytes(64 << 20), 1.0)
+        assert ranks.receive(0.0) is None
+    finally:
+        ranks.kill()
+    with pytest.raises(OSError, match="closed"):
+        ranks.receive(0.0)
 
 
 DRIVER = """
