@@ -8,7 +8,9 @@ with 4,096 tokens behind it (256 block ids of 16 tokens on one rank).
 Merging: real ranks over gloo, each with partial outputs of random numbers, in both forms of communication, against the
 attention to the rank's own part of the history, which is what context parallelism makes smaller.
 
-Figures are medians; nothing is warmed but by the first tenth of the calls, which does not count.
+The driver's figures are the processor time that its process uses for a step, user and system, as a mean: what it would
+take away from the scheduler. Those of attention and merging are elapsed time, the fastest of many calls: on a machine
+with other users, the slower ones measure these.
 
     python benchmarks/ranks.py            prints two tables, takes a few minutes
     python benchmarks/ranks.py --quick    fewer and smaller
@@ -23,7 +25,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -44,14 +45,23 @@ SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")  # a rank that computes nothing needs no libraries of its own
 
 
+def used(action: Callable[[], object], repeats: int) -> float:
+    """Microseconds of this process's processor time for one call."""
+    action()
+    started = time.process_time()
+    for _ in range(repeats):
+        action()
+    return (time.process_time() - started) / repeats * 1e6
+
+
 def timed(action: Callable[[], object], repeats: int) -> float:
-    """Median microseconds of one call."""
+    """Microseconds of the fastest call."""
     taken = []
-    for _ in range(repeats + repeats // 10 + 1):
+    for _ in range(repeats):
         started = time.perf_counter()
         action()
         taken.append(time.perf_counter() - started)
-    return median(taken[repeats // 10 + 1 :]) * 1e6
+    return min(taken) * 1e6
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
@@ -123,7 +133,7 @@ def decoding(rows: int, geometry: CacheGeometry, params: SamplingParams) -> Step
 
 
 def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
-    table = Table(title="Driver, microseconds a step")
+    table = Table(title="Driver, microseconds of processor time a step")
     for column in ("rows", "message", "packing", *(f"{size} rank(s)" for size in sizes)):
         table.add_column(column, justify="right")
     groups = [FullAttention("full", 1024), Recurrent("state", 8 * 16 * 1024)]
@@ -140,9 +150,9 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
             executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False))
             if not cells:
                 packed = CODEC.encode(compact(work, geometry))
-                packing = timed(lambda work=work, geometry=geometry: CODEC.encode(compact(work, geometry)), repeats)
+                packing = used(lambda work=work, geometry=geometry: CODEC.encode(compact(work, geometry)), repeats)
                 cells += [f"{len(packed) / 1024:,.0f} KiB", f"{packing:,.0f}"]
-            cells.append(f"{timed(lambda executor=executor, work=work: executor.run(work), repeats):,.0f}")
+            cells.append(f"{used(lambda executor=executor, work=work: executor.run(work), repeats):,.0f}")
             executor.close()
         table.add_row(f"{rows:,}", *cells)
     return table
