@@ -28,7 +28,12 @@ class Box:
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner) | st.builds(Box, inner),
+    lambda inner: (
+        st.lists(inner).map(tuple)
+        | st.frozensets(st.integers(-9, 9))
+        | st.dictionaries(st.text(), inner)
+        | st.builds(Box, inner)
+    ),
     max_leaves=8,
 )
 DTYPES = ("<i4", "<i8", "<f4", "|b1", "|u1")

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from headway import errors
 from headway.cache import CacheGeometry, ParallelLayout, StateExport, Step, TableKind
 from headway.engine.executor import SampleSpec, StepOutput, StepWork
 from headway.engine.local import LocalExecutor
 from headway.engine.request import TokenLogprob
 from headway.engine.wire import Codec
-from headway.errors import HeadwayError
+from headway.errors import ConfigError, HeadwayError, ModelError
 from headway.runtime.context_parallel import HeadMerge
 from headway.runtime.distributed import Rendezvous, TorchCommunicator, join_group
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
@@ -110,12 +109,13 @@ class RankFault:
     message: str
 
     def as_exception(self, rank: int) -> Exception:
-        """The exception to raise in the driver: of the same class if it is one of Headway's own."""
-        known = getattr(errors, self.kind, None)
-        if isinstance(known, type) and issubclass(known, HeadwayError):
-            return known(self.message)
+        """The exception to raise in the driver: of the same class where the user can mend it."""
+        if (mendable := _MENDABLE.get(self.kind)) is not None:
+            return mendable(self.message)
         return RuntimeError(f"rank {rank}: {self.kind}: {self.message}")
 
+
+_MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
 
 CODEC = Codec(
     (
@@ -155,8 +155,8 @@ _NOTHING = np.empty(0, dtype=np.int32)
 def _needed(spec: SampleSpec) -> SampleSpec:
     params = spec.params
     if params is None or (params.greedy and not params.shapes_logits):
-        return SampleSpec(params, spec.seed, _NOTHING, _NOTHING)
-    return spec if params.shapes_logits else SampleSpec(params, spec.seed, _NOTHING, spec.output)
+        return replace(spec, prompt=_NOTHING, output=_NOTHING)
+    return spec if params.shapes_logits else replace(spec, prompt=_NOTHING)
 
 
 class Rank:

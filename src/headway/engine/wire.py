@@ -97,6 +97,8 @@ class Codec:
             return {"is": type(value).__name__, "of": [self._pack(getattr(value, name), arrays) for name in names]}
         if isinstance(value, Mapping):
             return {"map": [[self._pack(k, arrays), self._pack(v, arrays)] for k, v in value.items()]}
+        if isinstance(value, frozenset):
+            return {"set": self._pack(tuple(value), arrays)}
         if isinstance(value, list | tuple):
             return self._pack_sequence(value, arrays)
         raise TypeError(f"a {type(value).__name__} is no plain record: it cannot be sent to a rank")
@@ -125,6 +127,8 @@ class Codec:
             return packed
         if "array" in packed:
             return arrays[packed["array"]]
+        if "set" in packed:
+            return frozenset(self._unpack(packed["set"], arrays))
         if "map" in packed:
             return {self._unpack(k, arrays): self._unpack(v, arrays) for k, v in packed["map"]}
         if "is" in packed:
