@@ -60,7 +60,7 @@ class ScriptedRanks:
         rank, answer = self.answers.popleft()
         if isinstance(answer, Exception):
             raise answer
-        return rank, CODEC.encode(answer)
+        return rank, answer if isinstance(answer, bytes) else CODEC.encode(answer)
 
     def kill(self) -> None:
         self.killed = True
@@ -111,6 +111,13 @@ def test_a_rank_that_does_not_answer_is_lost_with_all_others(
     assert executor.run(some_work()).sampled.tolist() == [5]
     assert [type(message) for message in launched[1].sent] == [Load, Prepare, StepWork]
     assert launched[1].sent[1] == ROOM
+
+
+def test_a_rank_that_answers_with_garbage_is_lost(executor: RankedExecutor, launched: list[ScriptedRanks]) -> None:
+    launched[0].script[StepWork] = [OUTPUT, b"garbage"]
+    with pytest.raises(RanksLostError, match="rank 1 answered with what is no message"):
+        executor.run(some_work())
+    assert launched[0].killed
 
 
 def test_a_rank_that_is_gone(executor: RankedExecutor, launched: list[ScriptedRanks]) -> None:

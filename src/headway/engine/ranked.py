@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from headway.cache import CacheGeometry
 from headway.engine.errors import RanksLostError
@@ -27,8 +27,6 @@ from headway.engine.rank import CODEC, Load, Loaded, Prepare, Prepared, RankFaul
 from headway.runtime.distributed import Rendezvous
 
 __all__ = ["RankGroup", "RankedExecutor"]
-
-T = TypeVar("T")
 
 _LOAD_SECONDS = 3600.0
 """Patience while a model is loaded, which may have to be fetched first. A rank that dies is noticed at once."""
@@ -165,7 +163,10 @@ class RankedExecutor:
             if received is None:
                 raise _overdue(group.size, answers, timeout)
             rank, data = received
-            answers[rank] = CODEC.decode(data)
+            try:
+                answers[rank] = CODEC.decode(data)
+            except ValueError as error:
+                raise RanksLostError(f"rank {rank} answered with what is no message: {error}") from error
             if isinstance(answers[rank], RankFault):
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         return [answers[rank] for rank in range(group.size)]
