@@ -59,6 +59,7 @@ class FakeDevice:
         self.before_step: Callable[[StepWork], None] = lambda work: None
         self.steps: list[list[int]] = []
         self.closed = threading.Event()
+        self.restarts = 0
 
     def run(self, work: StepWork) -> StepOutput:
         self.before_step(work)
@@ -76,6 +77,11 @@ class FakeDevice:
         for export in step.exports:
             self._copy(export.source, export.destination)
         return StepOutput(sampled, [None] * len(step.rows))
+
+    def restart(self) -> None:
+        self.restarts += 1
+        for memory in self._memory:
+            memory[:] = -7
 
     def close(self) -> None:
         self.closed.set()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from tests.runtime.rank_threads import RankedRunner
 from transformers import PreTrainedModel
 
-from headway.cache import CacheGeometry, TableGeometry, TableKind
+from headway.cache import CacheGeometry, ParallelLayout, TableGeometry, TableKind
 from headway.runtime.batch import RunBatch, RunResult, StateMove
 from headway.runtime.inspection import inspect_model
-from headway.runtime.runner import ModelRunner
 
 
 class HandCache:
@@ -25,11 +25,15 @@ class HandCache:
         block_tokens: int = 16,
         seed: int = 0,
         single_steps: bool = False,
+        parallel: ParallelLayout | None = None,
+        form: str = "ag_rs",
     ) -> None:
         self.layout = inspect_model(model)
-        self.geometry = CacheGeometry(self.layout.groups, block_tokens=block_tokens)
-        self.runner = ModelRunner(model, self.layout, self.geometry, blocks, single_steps)
-        self.runner.arena.data.fill_(0xFF)
+        self.geometry = CacheGeometry(self.layout.groups, parallel, block_tokens=block_tokens)
+        self.ranked = RankedRunner(model, self.geometry, blocks, form, single_steps)
+        self.runner = self.ranked.runners[0]
+        for data in self.ranked.arenas:
+            data.fill_(0xFF)
         self.free = [int(i) for i in np.random.default_rng(seed).permutation(blocks)]
         self.width = max(64, *(table.state_blocks for table in self.geometry.tables))
         self.tables: dict[str, list[np.ndarray]] = {}
@@ -63,7 +67,7 @@ class HandCache:
             exports=exports,
             all_logits=np.full(len(names), True) if whole else None,
         )
-        result = self.runner.run(batch)
+        result = self.ranked.run(batch)
         for name in names:
             self.length[name] += len(work[name])
             self._shrink(name)
@@ -119,6 +123,7 @@ class HandCache:
 
     def _release(self, row: np.ndarray, which: np.ndarray) -> None:
         ids = row[which]
-        self.runner.arena.data[torch.from_numpy(ids.astype(np.int64))] = 0xFF
+        for data in self.ranked.arenas:
+            data[torch.from_numpy(ids.astype(np.int64))] = 0xFF
         self.free[:0] = [int(i) for i in ids]
         row[which] = -1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.runtime.tiny_models import SOUND, tiny_model
 
-from headway.cache import CacheGeometry, ParallelLayout
+from headway.cache import CacheGeometry
 from headway.errors import ConfigError
 from headway.runtime.arena import Arena, row_bytes
 from headway.runtime.inspection import inspect_model
@@ -90,9 +90,3 @@ def test_groups_of_another_model_are_refused() -> None:
     other = inspect_model(tiny_model("Gemma3"))
     with pytest.raises(ConfigError, match="without the model's group"):
         Arena(layout, CacheGeometry(other.groups), 4)
-
-
-def test_context_parallel_ranks_are_refused() -> None:
-    layout = inspect_model(tiny_model("KimiLinear"))
-    with pytest.raises(ConfigError, match="set dcp and pcp to 1"):
-        Arena(layout, CacheGeometry(layout.groups, ParallelLayout(pcp=2)), 4)

@@ -159,6 +159,19 @@ def test_inspect_under_context_parallelism(saved: Path) -> None:
     assert found["capacity"]["tokens"] == found["capacity"]["blocks"] * 64
 
 
+def test_inspect_without_tensor_parallelism_has_the_whole_model_on_every_rank(saved: Path) -> None:
+    """What `headway serve --dcp 4` would make of it: states as on one rank, and four times the tokens."""
+    options = ["inspect", str(saved), "--memory", "1MiB"]
+    one = json.loads(CliRunner().invoke(app, [*options, "--json"]).output)
+    split = json.loads(CliRunner().invoke(app, [*options, "--dcp", "4", "--json"]).output)
+    assert split["parallel"] == {"tp": 1, "dcp": 4, "pcp": 1, "interleave": 1}
+    assert split["groups"][1] == one["groups"][1]
+    assert split["capacity"]["blocks"] == one["capacity"]["blocks"]
+    assert split["capacity"]["tokens"] == 4 * one["capacity"]["tokens"] == 4 * split["tokens_on_one_rank"]
+    shown = CliRunner().invoke(app, [*options, "--dcp", "4"], env={"COLUMNS": "160"}).output
+    assert "4.00 times as many as on one rank" in shown
+
+
 def test_inspect_prints_tables(saved: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", str(saved), "--memory", "1MiB"], env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output

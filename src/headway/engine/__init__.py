@@ -7,9 +7,16 @@ is in `headway.engine.local` and `headway.engine.build`, imported by those who w
 from headway.engine.capacity import blocks_needed, longest_servable
 from headway.engine.config import EngineConfig
 from headway.engine.engine import Engine, Vocabulary
-from headway.engine.errors import EngineBusyError, EngineStoppedError, QueueFullError, RequestFailedError
+from headway.engine.errors import (
+    EngineBusyError,
+    EngineStoppedError,
+    QueueFullError,
+    RanksLostError,
+    RequestFailedError,
+)
 from headway.engine.executor import Executor, SampleSpec, StepOutput, StepWork
 from headway.engine.handle import RequestHandle
+from headway.engine.parallel import ParallelConfig
 from headway.engine.queue import FairQueue
 from headway.engine.request import Delta, GenerationRequest, RequestResult, RunningRequest, Timings, TokenLogprob
 from headway.engine.scheduler import ScheduledStep, Scheduler, Update
@@ -30,7 +37,9 @@ __all__ = [
     "GenerationRequest",
     "HubTokenizer",
     "Observer",
+    "ParallelConfig",
     "QueueFullError",
+    "RanksLostError",
     "RequestFailedError",
     "RequestHandle",
     "RequestResult",

@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
 
-from headway.cache import CacheConfig, CacheGeometry, PrefixCache
+from headway.cache import PrefixCache
+from headway.engine.build_ranks import build_on_ranks
+from headway.engine.built import BuiltEngine, after_check, cache_config, vocabulary
 from headway.engine.config import EngineConfig
-from headway.engine.engine import Engine, Vocabulary
+from headway.engine.engine import Engine
 from headway.engine.local import LocalExecutor
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
-from headway.runtime.layout import ModelLayout
-from headway.runtime.loading import LoadedModel, load_model
-from headway.runtime.memory import Capacity, blocks_that_fit, capacity, default_memory, format_bytes
+from headway.runtime.loading import LoadedModel, end_tokens, load_model
+from headway.runtime.memory import capacity, default_memory, format_bytes
 from headway.runtime.runner import ModelRunner
-from headway.runtime.selfcheck import SelfCheck, self_check
+from headway.runtime.selfcheck import self_check
 
 __all__ = ["BuiltEngine", "build_engine", "engine_of"]
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class BuiltEngine:
-    """An engine and what was found out while it was built.
-
-    Attributes:
-        name: What the model is called.
-        engine: The engine, not started.
-        tokenizer: The model's tokenizer, for one thread of the caller.
-        layout: What the model stores.
-        check: What the self-check found.
-        capacity: What the cache's memory holds.
-    """
-
-    name: str
-    engine: Engine
-    tokenizer: HubTokenizer
-    layout: ModelLayout
-    check: SelfCheck
-    capacity: Capacity
 
 
 def build_engine(
@@ -61,6 +36,8 @@ def build_engine(
         ConfigError: Options that cannot work, or not enough memory.
     """
     progress(f"loading {source or 'the built-in model'}")
+    if config.parallel.kind != "local":
+        return build_on_ranks(source, config, progress)
     return engine_of(load_model(source, config.device, config.dtype), config, progress)
 
 
@@ -71,57 +48,24 @@ def engine_of(
 
     Raises:
         ModelError: The model contradicts itself in a way that cannot be served.
-        ConfigError: Options that cannot work, or not enough memory.
+        ConfigError: Options that cannot work, or not enough memory; or ranks of their own, which load it themselves.
     """
+    if config.parallel.kind != "local":
+        raise ConfigError("a loaded model runs in this process alone: name it to `build_engine` for ranks to load it")
     progress("checking that the model continues from what it has cached")
     check = self_check(loaded.model, loaded.layout)
-    if check.warning is not None:
-        logger.warning("%s", check.warning)
-        config = replace(config, prefix_reuse=False, chunked_prefill=False)
+    config = after_check(config, check)
     progress("making room for the cache")
-    cache = PrefixCache(_cache_config(loaded, config))
+    memory = default_memory(loaded.model.device) if config.memory is None else config.memory
+    cache = PrefixCache(cache_config(loaded.layout, config, memory))
     blocks = cache.config.blocks
     try:
         runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, blocks, check.single_steps)
     except (RuntimeError, MemoryError) as error:
         size = format_bytes(capacity(blocks, cache.geometry).bytes)
         raise ConfigError(f"there is no room for a cache of {size} on {config.device}: lower --memory") from error
-    engine = Engine(cache, LocalExecutor(runner), config, _vocabulary(loaded))
+    engine = Engine(
+        cache, LocalExecutor(runner), config, vocabulary(loaded.layout, loaded.tokenizer, end_tokens(loaded))
+    )
     tokenizer = HubTokenizer(copy.deepcopy(loaded.tokenizer))
     return BuiltEngine(loaded.name, engine, tokenizer, loaded.layout, check, capacity(blocks, cache.geometry))
-
-
-def _cache_config(loaded: LoadedModel, config: EngineConfig) -> CacheConfig:
-    groups = loaded.layout.groups
-    geometry = CacheGeometry(groups, block_tokens=config.block_tokens)
-    memory = default_memory(loaded.model.device) if config.memory is None else config.memory
-    return CacheConfig(
-        groups=groups,
-        blocks=blocks_that_fit(memory, geometry),
-        block_tokens=config.block_tokens,
-        checkpoint_alignment=config.checkpoint_alignment,
-        placement=config.placement,
-        eviction=config.eviction,
-        cost=loaded.layout.cost,
-        check=config.check,
-    )
-
-
-def _vocabulary(loaded: LoadedModel) -> Vocabulary:
-    return Vocabulary(
-        size=loaded.layout.vocab_size,
-        decode=HubTokenizer(copy.deepcopy(loaded.tokenizer)).decode,
-        eos=_end_tokens(loaded),
-        max_model_len=loaded.layout.max_tokens,
-    )
-
-
-def _end_tokens(loaded: LoadedModel) -> tuple[int, ...]:
-    """Tokens that end an answer: those of the generation config, or the model's, and the tokenizer's."""
-    generation: Any = getattr(loaded.model, "generation_config", None)
-    given: Any = getattr(generation, "eos_token_id", None)
-    if given is None:
-        given = getattr(loaded.model.config, "eos_token_id", None)
-    found = set(given) if isinstance(given, list | tuple) else {given}
-    found.add(loaded.tokenizer.eos_token_id)
-    return tuple(sorted(token for token in found if token is not None))

@@ -6,9 +6,14 @@ for ever (vllm#52520). Here the length limit printed at start is found with the 
 
 from __future__ import annotations
 
-from headway.cache import CacheGeometry, TableKind
+from headway.cache import CacheGeometry, PrefixCache, TableKind
+from headway.engine.config import EngineConfig
+from headway.errors import ConfigError
 
-__all__ = ["blocks_needed", "longest_servable"]
+__all__ = ["blocks_needed", "length_limit", "longest_servable"]
+
+_ENDLESS = 1 << 20
+"""Length limit of a model without one: every request reserves an array for its longest answer."""
 
 
 def blocks_needed(geometry: CacheGeometry, tokens: int, step_tokens: int) -> int:
@@ -38,3 +43,28 @@ def longest_servable(geometry: CacheGeometry, blocks: int, step_tokens: int, lim
         else:
             high = middle - 1
     return low
+
+
+def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | None) -> int:
+    """Most tokens of one request: what was asked for, what the model was made for, what the pool holds.
+
+    Raises:
+        ConfigError: The pool cannot hold a short request, or not what was asked for.
+    """
+    wished = [n for n in (config.max_model_len, model_limit) if n is not None]
+    limit = min(wished, default=_ENDLESS)
+    if not config.chunked_prefill:
+        limit = min(limit, config.max_batched_tokens - config.max_running)
+    fits = longest_servable(cache.geometry, cache.config.blocks, 1, limit)
+    if fits < 2:
+        need = blocks_needed(cache.geometry, 2, 1) * cache.geometry.block_bytes
+        raise ConfigError(
+            f"the memory for the cache holds {cache.config.blocks} blocks of {cache.geometry.block_bytes} bytes, and "
+            f"one short request needs {need} bytes; raise --memory"
+        )
+    if fits < limit and config.max_model_len is not None:
+        raise ConfigError(
+            f"the memory for the cache holds {fits} tokens of one request, less than the max_model_len of "
+            f"{config.max_model_len}; raise --memory or lower --max-model-len"
+        )
+    return fits

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway.cache.eviction import eviction_policy
 from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
+from headway.engine.parallel import ParallelConfig
 from headway.errors import ConfigError
 
 __all__ = ["EngineConfig"]
@@ -31,6 +32,7 @@ class EngineConfig:
             limited by `max_batched_tokens` less one token for each of the other running requests.
         prefix_reuse: False computes every prompt from its start.
         max_retries: How often a request whose step failed is tried again by itself before it is failed.
+        parallel: The ranks that compute.
         check: Verify the cache's invariants after every operation. Slow; for tests.
     """
 
@@ -48,6 +50,7 @@ class EngineConfig:
     chunked_prefill: bool = True
     prefix_reuse: bool = True
     max_retries: int = 2
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     check: bool = False
 
     def __post_init__(self) -> None:

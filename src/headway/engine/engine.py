@@ -23,24 +23,21 @@ from typing import TypeVar
 import numpy as np
 
 from headway.cache import PrefixCache, ResetReport
-from headway.engine.capacity import blocks_needed, longest_servable
+from headway.engine.capacity import blocks_needed, length_limit
 from headway.engine.config import EngineConfig
-from headway.engine.errors import EngineStoppedError, QueueFullError
+from headway.engine.errors import EngineStoppedError, QueueFullError, RanksLostError, RequestFailedError
 from headway.engine.executor import Executor
 from headway.engine.handle import RequestHandle
 from headway.engine.request import GenerationRequest, RunningRequest
 from headway.engine.scheduler import ScheduledStep, Scheduler, Update
 from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.text import Decode
-from headway.errors import ConfigError, HeadwayError, RequestError, UnservableError
+from headway.errors import HeadwayError, RequestError, UnservableError
 
 __all__ = ["Engine", "Vocabulary"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-_ENDLESS = 1 << 20
-"""Length limit of a model without one: every request reserves an array for its longest answer."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Engine:
             ConfigError: The pool cannot hold a single short request.
         """
         self.config = config
-        self.max_model_len = _length_limit(cache, config, vocabulary)
+        self.max_model_len = length_limit(cache, config, vocabulary.max_model_len)
         self.vocabulary = vocabulary
         self.observer = observer
         self._scheduler = Scheduler(cache, config)
@@ -109,6 +106,15 @@ class Engine:
     def sound(self) -> bool:
         """Whether the engine's thread has met no fault of its own."""
         return self._failure is None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine's thread, if it did not end as it was told to."""
+        return self._failure
+
+    def join(self) -> None:
+        """Wait until the engine, which was started, works no more: it was closed, or it failed."""
+        self._thread.join()
 
     @property
     def healthy(self) -> bool:
@@ -259,7 +265,8 @@ class Engine:
                 if scheduled is not None:
                     self._publish(self._step(scheduled))
         except BaseException as error:
-            logger.exception("the engine's thread failed")
+            told = isinstance(error, HeadwayError)  # the message says all: where it was raised helps nobody
+            logger.error("the engine has failed: %s", error, exc_info=None if told else error)
             self._failure = error
         finally:
             self._shut_down()
@@ -278,6 +285,9 @@ class Engine:
         started = time.monotonic()
         try:
             output = self._executor.run(scheduled.work)
+        except RanksLostError as error:
+            self._lose_ranks(scheduled, error)
+            return []
         except Exception as error:
             logger.exception("a step of %d requests failed", len(scheduled.requests))
             return self._scheduler.fail(scheduled, error)
@@ -285,6 +295,26 @@ class Engine:
         if self.observer is not None:
             self.observer.step_done(time.monotonic() - started, scheduled.tokens)
         return news
+
+    def _lose_ranks(self, scheduled: ScheduledStep, error: RanksLostError) -> None:
+        """End all that runs and forget all that was computed; then start the ranks anew, or give up.
+
+        Raises:
+            RanksLostError: `on_rank_failure` is `exit`.
+            Exception: The ranks could not be started.
+        """
+        scheduler, policy = self._scheduler, self.config.parallel.on_rank_failure
+        logger.error("ranks are lost, %d running requests end: %s", len(scheduler.running), error)
+        scheduler.counters.failed_steps += 1
+        scheduler.cache.fail(scheduled.work.step)
+        ended = RequestFailedError(f"the computation was lost, send the request again: {error}")
+        self._publish(scheduler.reject_all(ended, waiting=False))
+        scheduler.cache.reset()
+        if policy == "exit":
+            raise error
+        started = time.monotonic()
+        self._executor.restart()
+        logger.warning("new ranks run after %.0f s, with an empty cache", time.monotonic() - started)
 
     def _publish(self, news: Sequence[Update]) -> None:
         for update in news:
@@ -364,24 +394,3 @@ class Engine:
         if not self._post(command):
             raise EngineStoppedError("the engine is not running")
         return future.result(timeout)
-
-
-def _length_limit(cache: PrefixCache, config: EngineConfig, vocabulary: Vocabulary) -> int:
-    """Most tokens of one request: what was asked for, what the model was made for, what the pool holds."""
-    wished = [n for n in (config.max_model_len, vocabulary.max_model_len) if n is not None]
-    limit = min(wished, default=_ENDLESS)
-    if not config.chunked_prefill:
-        limit = min(limit, config.max_batched_tokens - config.max_running)
-    fits = longest_servable(cache.geometry, cache.config.blocks, 1, limit)
-    if fits < 2:
-        need = blocks_needed(cache.geometry, 2, 1) * cache.geometry.block_bytes
-        raise ConfigError(
-            f"the memory for the cache holds {cache.config.blocks} blocks of {cache.geometry.block_bytes} bytes, and "
-            f"one short request needs {need} bytes; raise --memory"
-        )
-    if fits < limit and config.max_model_len is not None:
-        raise ConfigError(
-            f"the memory for the cache holds {fits} tokens of one request, less than the max_model_len of "
-            f"{config.max_model_len}; raise --memory or lower --max-model-len"
-        )
-    return fits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.errors import HeadwayError
 
-__all__ = ["EngineBusyError", "EngineStoppedError", "QueueFullError", "RequestFailedError"]
+__all__ = ["EngineBusyError", "EngineStoppedError", "QueueFullError", "RanksLostError", "RequestFailedError"]
 
 
 class QueueFullError(HeadwayError):
@@ -21,3 +21,7 @@ class EngineStoppedError(HeadwayError):
 
 class RequestFailedError(HeadwayError):
     """A request that was running could not be completed. The message says why; other requests are not affected."""
+
+
+class RanksLostError(HeadwayError):
+    """A rank has ended, or has not answered in time. What the ranks held in memory is gone or cannot be trusted."""

@@ -1,8 +1,9 @@
 """Who computes: the one interface between the scheduler and whatever has the weights.
 
 The scheduler decides and never touches a tensor; an executor acts and never decides. `headway.engine.local` runs the
-model in this process. One process a rank, or Ray actors, need no more than this: all records here are plain data, every
-block id in them is valid on all ranks, and sampling is part of the step, so that only token ids travel back.
+model in this process, `headway.engine.ranked` on ranks in processes or Ray actors. Neither needs more than this: all
+records here are plain data, every block id in them is valid on all ranks, and sampling is part of the step, so that
+only token ids travel back.
 """
 
 from __future__ import annotations
@@ -80,7 +81,15 @@ class Executor(Protocol):
         """Copy, compute, export and sample, in this order.
 
         Raises:
+            RanksLostError: The step failed, and what all blocks hold is lost: only `restart` helps.
             Exception: The step failed. Nothing of it counts, and blocks that it was to write hold anything.
+        """
+
+    def restart(self) -> None:
+        """Make an executor that lost its ranks ready for steps again, with blocks that hold anything.
+
+        Raises:
+            Exception: That is not possible.
         """
 
     def close(self) -> None:

@@ -41,6 +41,9 @@ class LocalExecutor:
                     logprobs[place] = TokenLogprob(record.token, record.logprob, record.top)
         return StepOutput(sampled, logprobs)
 
+    def restart(self) -> None:
+        """Do nothing: the one rank is this process, and cannot be lost."""
+
     def close(self) -> None:
         """Let go of the model and its memory."""
         del self._runner

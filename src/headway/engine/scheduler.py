@@ -189,15 +189,17 @@ class Scheduler:
         self._leave(request)
         self._news.append(Update(request, Delta("", result=request.result())))
 
-    def reject_all(self, error: HeadwayError) -> list[Update]:
-        """Fail every request, running and waiting. Returns the news."""
-        for request in [*self.running, *self._queue, *(f for held in self._followers.values() for f in held)]:
+    def reject_all(self, error: HeadwayError, waiting: bool = True) -> list[Update]:
+        """Fail every request that runs and, if `waiting`, all that wait. Returns the news."""
+        held = [*self._queue, *(f for held in self._followers.values() for f in held)] if waiting else []
+        for request in [*self.running, *held]:
             if request.finish_reason is None:
                 if request.lease is not None:
                     self.cache.abort(self._rows([request]))
                 else:
                     self._queue.remove(request)
-                self._followers.pop(request.request_id, None)
+                if waiting:
+                    self._followers.pop(request.request_id, None)
                 self._fail_request(request, error)
         return self.take_news()
 

@@ -27,7 +27,7 @@ def row_bytes(geometry: CacheGeometry) -> int:
 
 
 class Arena:
-    """The memory of one rank.
+    """The memory of one rank. Every rank has as many blocks of as many bytes; what differs is whose tokens they hold.
 
     Args:
         layout: What the model stores.
@@ -39,7 +39,7 @@ class Arena:
         data: uint8 [blocks, block_bytes]. Rows start at multiples of 64 bytes.
 
     Raises:
-        ConfigError: Groups of another model, or tokens split over several ranks (which this arena does not do).
+        ConfigError: Groups of another model.
     """
 
     def __init__(
@@ -63,11 +63,6 @@ class Arena:
             if placed is None or placed.spec != spec:
                 raise ConfigError(
                     f"the cache is configured without the model's group {spec!r}: use the groups of the model's layout"
-                )
-            if placed.shards > 1:
-                raise ConfigError(
-                    f"group {spec.name!r} is split over {placed.shards} context-parallel ranks, this runner "
-                    f"computes on one rank: set dcp and pcp to 1"
                 )
 
     def entries(self, layer: int) -> tuple[torch.Tensor, ...]:
@@ -132,6 +127,11 @@ class Arena:
             start = offset + field.offset
             views[field.name] = states[:, start : start + field.bytes].view(field.dtype).view(rows, *field.shape)
         return views
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the memory takes on the device."""
+        return self._whole.nbytes
 
     @property
     def state_blocks(self) -> int:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from headway.cache import CacheGeometry, GroupGeometry, ParallelLayout, Recurrent, TableKind
 from headway.errors import ConfigError
-from headway.runtime.layout import LayerLayout, ModelLayout
+from headway.runtime.layout import LayerLayout, ModelLayout, layout_of_ranks
 from headway.runtime.loading import layout_without_weights
 from headway.runtime.memory import (
     Capacity,
@@ -56,6 +56,19 @@ class Inspection:
         """Tokens of the shortest prompt that reuses it: it must go on for what is always computed anew."""
         return self.shortest_prefix + max(1, self.geometry.lookahead)
 
+    @property
+    def tokens_on_one_rank(self) -> int:
+        """Tokens of full attention that the same memory holds where nothing is split by tokens."""
+        spans = [(table.block_tokens, table.span) for table in self.geometry.prefix_tables]
+        if not spans:
+            return 0
+        return self.capacity.blocks // len(spans) * min(tokens for tokens, _ in spans)
+
+    @property
+    def _share(self) -> str:
+        interleave = self.geometry.layout.interleave
+        return "one token each" if interleave == 1 else f"{interleave} tokens each"
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for `--json`."""
         layout, layers = self.layout, self.layout.layers
@@ -68,7 +81,7 @@ class Inspection:
             "active_parameters": layout.active_parameters,
             "max_tokens": layout.max_tokens,
             "flops": {"linear": layout.cost.linear, "quadratic": layout.cost.quadratic},
-            "parallel": {n: getattr(parallel, n) for n in ("tp", "dcp", "pcp", "interleave")},
+            "parallel": {"tp": layout.tp} | {n: getattr(parallel, n) for n in ("dcp", "pcp", "interleave")},
             "layers": [{"index": x.index, "kind": x.kind, "keeps": _keeps(x)} for x in layers],
             "groups": [_group_dict(group) for group in self.geometry.groups],
             "block_bytes": self.geometry.block_bytes,
@@ -79,13 +92,14 @@ class Inspection:
                 "checkpoint_blocks": self.capacity.checkpoint_blocks,
                 "checkpoints": self.capacity.checkpoints,
             },
+            "tokens_on_one_rank": self.tokens_on_one_rank,
             "shortest_reusable_prefix": self.shortest_prefix,
             "shortest_prompt_with_a_hit": self.shortest_prompt,
         }
 
     def show(self, console: Console) -> None:
         """Print tables for people."""
-        for table in (_layer_table(self.layout), _group_table(self.geometry)):
+        for table in (_layer_table(self.layout), _group_table(self.geometry, self.layout.tp)):
             console.print(table)
         held = self.capacity
         console.print(f"[bold]{self.name}[/] ({self.layout.model}, {str(self.layout.dtype).removeprefix('torch.')})")
@@ -96,6 +110,12 @@ class Inspection:
         console.print(f"  memory: {format_bytes(held.bytes)} = {held.blocks:,} blocks on every rank")
         if held.tokens:
             console.print(f"  room for {held.tokens:,} tokens of full attention, if it held nothing else")
+            if self.geometry.layout.shards > 1:
+                times = held.tokens / max(1, self.tokens_on_one_rank)
+                console.print(
+                    f"  that is {times:.2f} times as many as on one rank with the same memory "
+                    f"({self.tokens_on_one_rank:,}); the ranks store {self._share} in turn"
+                )
         if held.checkpoints is not None:
             console.print(
                 f"  room for {held.checkpoints:,} checkpoints of {held.checkpoint_blocks:,} blocks, if it held "
@@ -131,7 +151,10 @@ def inspect(
         typer.Argument(help="A directory, a hub id, or nothing for the built-in model. Only its config is read."),
     ] = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
-    dcp: Annotated[int, typer.Option(help="Decode-context-parallel size; divides --tp.")] = 1,
+    dcp: Annotated[
+        int,
+        typer.Option(help="Decode-context-parallel size; divides --tp. Without --tp, every rank has the whole model."),
+    ] = 1,
     pcp: Annotated[int, typer.Option(help="Prefill-context-parallel size.")] = 1,
     interleave: Annotated[int, typer.Option(help="Consecutive tokens that one context-parallel rank stores.")] = 1,
     block_tokens: Annotated[int, typer.Option(help="Tokens of the first group in one block on one rank.")] = 16,
@@ -144,9 +167,10 @@ def inspect(
 
     Nothing is downloaded but the config, and no weights are loaded.
     """
-    parallel = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp, interleave=interleave)
+    parallel = layout_of_ranks(tp, dcp, pcp, interleave)
     name, layout = layout_without_weights(model, dtype, tp, device)
-    _check_dcp(name, model, parallel, dtype, device)
+    if tp > 1:
+        _check_dcp(name, model, parallel, dtype, device)
     size = default_memory("cpu") if memory is None else parse_bytes(memory)
     found = inspection_of(name, layout, parallel, size, block_tokens)
     if as_json:
@@ -221,9 +245,9 @@ def _short(dtype: torch.dtype) -> str:
     return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(dtype).removeprefix("torch."), str(dtype))
 
 
-def _group_table(geometry: CacheGeometry) -> Table:
+def _group_table(geometry: CacheGeometry, tp: int) -> Table:
     layout = geometry.layout
-    table = Table(title=f"Cache groups on one rank (tp {layout.tp}, dcp {layout.dcp}, pcp {layout.pcp})")
+    table = Table(title=f"Cache groups on one rank (tp {tp}, dcp {layout.dcp}, pcp {layout.pcp})")
     for column in ("group", "to resume at p it needs", "bytes", "in one block", "one block id covers"):
         table.add_column(column)
     for group in geometry.groups:

@@ -15,13 +15,33 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.cache import ChunkedLocal, ComputeCost, FullAttention, LayerSpec, Recurrent, SlidingWindow
+from headway.cache import (
+    ChunkedLocal,
+    ComputeCost,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    Recurrent,
+    SlidingWindow,
+)
 from headway.errors import ConfigError
 
-__all__ = ["STATE_ALIGNMENT", "Entries", "Field", "LayerLayout", "LayoutBuilder", "ModelLayout"]
+__all__ = ["STATE_ALIGNMENT", "Entries", "Field", "LayerLayout", "LayoutBuilder", "ModelLayout", "layout_of_ranks"]
 
 STATE_ALIGNMENT = 16
 """Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
+
+
+def layout_of_ranks(tp: int = 1, dcp: int = 1, pcp: int = 1, interleave: int = 1) -> ParallelLayout:
+    """The layout that the cache is set up for.
+
+    Decode context parallelism reuses the ranks of tensor parallelism. Without tensor parallelism (`tp` 1) it has ranks
+    of its own, each with the whole model: as many as it splits tokens over, and nothing of the specs is split by heads.
+
+    Raises:
+        ConfigError: Sizes that do not go together.
+    """
+    return ParallelLayout(tp=dcp if tp == 1 else tp, dcp=dcp, pcp=pcp, interleave=interleave)
 
 
 @dataclass(frozen=True)

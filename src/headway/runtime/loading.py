@@ -31,8 +31,10 @@ __all__ = [
     "BUILTIN",
     "DTYPES",
     "LoadedModel",
+    "end_tokens",
     "layout_without_weights",
     "load_model",
+    "load_tokenizer",
     "resolve_device",
     "resolve_source",
 ]
@@ -119,6 +121,17 @@ def layout_without_weights(
         return name, inspect_model(model, tp)
 
 
+def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer alone; `source` as for `load_model`.
+
+    Raises:
+        ModelError: There is no such model, or it has no tokenizer that can be loaded.
+    """
+    name, path = resolve_source(source)
+    tokenizer: PreTrainedTokenizerBase = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
+    return tokenizer
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep transformers from warning that kernels are slow, where nothing is computed."""
@@ -194,3 +207,14 @@ def _load(name: str, part: str, action: Callable[[], Any]) -> Any:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"cannot load the {part} of model {name!r}: {reason}") from error
+
+
+def end_tokens(loaded: LoadedModel) -> tuple[int, ...]:
+    """Tokens that end an answer: those of the generation config, or the model's, and the tokenizer's."""
+    generation: Any = getattr(loaded.model, "generation_config", None)
+    given: Any = getattr(generation, "eos_token_id", None)
+    if given is None:
+        given = getattr(loaded.model.config, "eos_token_id", None)
+    found = set(given) if isinstance(given, list | tuple) else {given}
+    found.add(loaded.tokenizer.eos_token_id)
+    return tuple(sorted(token for token in found if token is not None))

@@ -4,6 +4,10 @@ Rows that compute equally many tokens run as one forward, `[rows, tokens]`: all 
 with others of its length or alone. Rows are never padded with made-up tokens: a recurrent state would absorb them. What
 is ragged is the history, and that is padded with masked columns, within bounds (`_MAX_WASTE`).
 
+Where tokens are split over ranks, a plan is one rank's: its columns are the entries that it stores, each with its
+position in the sequence, and masks compare positions. All that decides how many forwards there are, and whether their
+attention is merged over ranks, is computed from what every rank knows.
+
 Rejected: one packed row of all tokens with an attention mask between sequences. Recurrent layers would carry one
 sequence's state into the next.
 """
@@ -30,6 +34,8 @@ _SLACK_COLUMNS = 4096
 """Padded columns that are too few to split rows over."""
 _MASK_ELEMENTS = 1 << 22
 """Elements of a mask that is built at once; longer chunks attend in stretches of queries."""
+_SCORE_ELEMENTS = 1 << 26
+"""Scores that attention to a rank's part holds at once, in fp32: 256 MiB."""
 _MASKS_KEPT = 8
 """Masks that the layers of one forward share; a chunk of more stretches builds them anew for each layer."""
 
@@ -42,6 +48,10 @@ class TokenPlan:
     is the last column of the history; a longer chunk is joined to the history, because a window may be shorter than the
     chunk and then not all of the chunk is kept.
 
+    A table that is split over ranks keeps all of a chunk, some of it on other ranks. So there every forward writes
+    before it reads, and its columns are this rank's entries up to its last token: all that the rank has to add. Only a
+    prompt's first chunk needs nobody else's: every rank has computed all of its tokens.
+
     Attributes:
         past: int64 [rows, blocks]: blocks of the history, 0 where none is held.
         past_columns: Columns that come from blocks.
@@ -49,41 +59,60 @@ class TokenPlan:
         write: (block, offset), int64 [kept] each: where new entries go.
         kept: int64 [kept], which of the rows x tokens new entries are kept; None for all.
         joined: Whether new tokens follow the history as columns of their own.
+        merged: Whether the columns are only this rank's, so that attention has to be merged over the ranks.
+
+    Args:
+        table: The table's geometry.
+        held: int32 [rows, width], its block ids.
+        starts: int64 [rows], position of each row's first token.
+        count: Tokens that each row computes.
+        device: Where index tensors go.
+        rank: The rank that reads and writes, 0 to `table.shards` - 1.
     """
 
     def __init__(
-        self, table: TableGeometry, held: NDArray[np.int32], starts: Int64s, count: int, device: torch.device
+        self,
+        table: TableGeometry,
+        held: NDArray[np.int32],
+        starts: Int64s,
+        count: int,
+        device: torch.device,
+        rank: int = 0,
     ) -> None:
         self._table = table
         self._device = device
-        self.joined = count > 1
-        first = _first_needed(table, starts)
-        base = first // table.span * table.span
+        self._rank = rank if table.shards > 1 else 0
+        self.merged = table.shards > 1 and (count == 1 or bool(starts.any()))
+        self.joined = count > 1 and not self.merged
         self._positions = starts[:, None] + np.arange(count)
-        stop = starts if self.joined else starts + 1
-        self.past_columns = int(np.max(stop - base))
-        self._plan_reads(held, first, base, stop)
+        self._plan_reads(held, starts, starts if self.joined else starts + count)
         self._plan_writes(held)
         self._masks: dict[tuple[int, int], torch.Tensor | None] = {}
 
-    def _plan_reads(self, held: NDArray[np.int32], first: Int64s, base: Int64s, stop: Int64s) -> None:
-        span = self._table.span
-        blocks = -(-self.past_columns // span)
-        index = base[:, None] // span + np.arange(blocks)
+    def _plan_reads(self, held: NDArray[np.int32], starts: Int64s, stop: Int64s) -> None:
+        """Columns are indices in the order of what this rank stores; a table of one shard stores every position."""
+        table, rank, size = self._table, self._rank, self._table.block_tokens
+        first = _first_needed(table, starts)
+        base = first // size * size
+        local_stop = table.local_length(stop, rank)
+        # A rank may hold nothing of any row; a column that no query sees spares the model a tensor without elements.
+        self.past_columns = max(int(np.max(local_stop - base)), int(self.merged))
+        index = base[:, None] // size + np.arange(-(-self.past_columns // size))
         ids = np.take_along_axis(held, np.minimum(index, held.shape[1] - 1), axis=1).astype(np.int64)
         columns = base[:, None] + np.arange(self.past_columns)
-        own = (columns >= first[:, None]) & (columns < stop[:, None])
+        own = (columns >= first[:, None]) & (columns < local_stop[:, None])
         self.past = self._tensor(np.maximum(ids, 0))
         self.hidden = None if own.all() else self._tensor(~own)[:, :, None, None]
+        keys = np.where(own, table.global_index(columns, rank), -1)
         new = self._positions if self.joined else self._positions[:, :0]
-        self._keys = self._tensor(np.concatenate([np.where(own, columns, -1), new], axis=1))
+        self._keys = self._tensor(np.concatenate([keys, new], axis=1))
         self._queries = self._tensor(self._positions)
 
     def _plan_writes(self, held: NDArray[np.int32]) -> None:
-        span = self._table.span
-        block = np.take_along_axis(held, self._positions // span, axis=1).ravel().astype(np.int64)
-        offset = (self._positions % span).ravel()
-        kept = np.flatnonzero(block >= 0)
+        table, positions = self._table, self._positions
+        block = np.take_along_axis(held, positions // table.span, axis=1).ravel().astype(np.int64)
+        offset = (table.local_index(positions) % table.block_tokens).ravel()
+        kept = np.flatnonzero((block >= 0) & (table.owner(positions).ravel() == self._rank))
         self.kept = None if len(kept) == len(block) else self._tensor(kept)
         self.write = (self._tensor(block[kept]), self._tensor(offset[kept]))
 
@@ -101,9 +130,15 @@ class TokenPlan:
         reach = self._table.window or self._table.chunk or self.columns
         return self.past_columns == 0 and self.columns <= reach
 
-    def stretches(self, queries: int) -> Iterator[tuple[int, int]]:
-        """Cut `queries` queries into half-open stretches whose masks stay below `_MASK_ELEMENTS`."""
-        step = max(1, _MASK_ELEMENTS // max(1, self.columns * len(self._positions)))
+    def stretches(self, queries: int, heads: int = 0) -> Iterator[tuple[int, int]]:
+        """Cut `queries` queries into half-open stretches.
+
+        Args:
+            queries: How many there are.
+            heads: Heads whose scores are computed for a stretch at once; 0 where a kernel need not hold them.
+        """
+        limit = min(_MASK_ELEMENTS, _SCORE_ELEMENTS // heads if heads else _MASK_ELEMENTS)
+        step = max(1, limit // max(1, self.columns * len(self._positions)))
         for start in range(0, queries, step):
             yield start, min(queries, start + step)
 
@@ -120,7 +155,7 @@ class TokenPlan:
         return self._masks[start, stop]
 
     def _build_mask(self, start: int, stop: int) -> torch.Tensor | None:
-        if not self.joined and self.hidden is None:
+        if self._positions.shape[1] == 1 and self.hidden is None:
             return None
         query = self._queries[:, start:stop, None]
         key = self._keys[:, None, :]
@@ -179,17 +214,19 @@ class PlanRules:
     single_steps: bool = False
 
 
-def forwards(batch: RunBatch, geometry: CacheGeometry, rules: PlanRules, device: torch.device) -> Iterator[ForwardPlan]:
+def forwards(
+    batch: RunBatch, geometry: CacheGeometry, rules: PlanRules, device: torch.device, rank: int = 0
+) -> Iterator[ForwardPlan]:
     """Plan the forwards of a batch, each to be run before the next is planned.
 
-    Every token of the batch is computed by exactly one forward, a row's in order.
+    Every token of the batch is computed by exactly one forward, a row's in order. Ranks differ in their `tables` alone.
     """
     ends = np.cumsum(batch.counts)
     firsts = ends - batch.counts
     for rows, offset, count in _alike(batch, geometry, rules):
         starts = batch.starts[rows] + offset
         index = (firsts[rows] + offset)[:, None] + np.arange(count)
-        yield _plan(batch, geometry, device, rows, starts, batch.tokens[index])
+        yield _plan(batch, geometry, device, rank, rows, starts, batch.tokens[index])
 
 
 def _alike(batch: RunBatch, geometry: CacheGeometry, rules: PlanRules) -> Iterator[tuple[Int64s, int, int]]:
@@ -224,6 +261,7 @@ def _plan(
     batch: RunBatch,
     geometry: CacheGeometry,
     device: torch.device,
+    rank: int,
     rows: Int64s,
     starts: Int64s,
     tokens: NDArray[np.int32],
@@ -236,7 +274,7 @@ def _plan(
         if table.kind is TableKind.STATE:
             states = torch.from_numpy(held[:, : table.state_blocks].astype(np.int64)).to(device)
         else:
-            tables[table.index] = TokenPlan(table, held, starts, count, device)
+            tables[table.index] = TokenPlan(table, held, starts, count, device, rank)
     positions = torch.from_numpy(starts[:, None] + np.arange(count)).to(device)
     return ForwardPlan(
         rows=rows,

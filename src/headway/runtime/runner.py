@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from headway.cache import CacheGeometry
+from headway.errors import ConfigError
 from headway.runtime.arena import Arena
 from headway.runtime.attention import AttentionSwitch
 from headway.runtime.batch import RunBatch, RunResult
+from headway.runtime.context_parallel import HeadMerge
 from headway.runtime.layout import ModelLayout
 from headway.runtime.plan import ForwardPlan, PlanRules, forwards
 from headway.runtime.views import PagedCache
@@ -38,13 +40,15 @@ class ModelRunner:
         blocks: Blocks of the pool.
         single_steps: Compute a continuation of several tokens one token at a time, for a model whose self-check says
             that it must (`SelfCheck.single_steps`).
+        merge: Merges attention over the ranks among which the geometry splits tokens. All of them run the same batches
+            in the same order. None for one rank.
 
     Attributes:
-        arena: The memory.
+        arena: The memory of this rank.
         device: The model's device.
 
     Raises:
-        ConfigError: A geometry that is not of this model's groups, or split over context-parallel ranks.
+        ConfigError: A geometry that is not of this model's groups, or for another number of ranks.
     """
 
     def __init__(
@@ -54,12 +58,20 @@ class ModelRunner:
         geometry: CacheGeometry,
         blocks: int,
         single_steps: bool = False,
+        merge: HeadMerge | None = None,
     ) -> None:
+        size = 1 if merge is None else merge.ranks.size
+        if geometry.layout.shards != size:
+            raise ConfigError(
+                f"the geometry splits tokens over {geometry.layout.shards} ranks and {size} run(s): make them equal"
+            )
         self.model = model
         model.train(False)
         self.layout = layout
         self.device = torch.device(model.device)
         self.arena = Arena(layout, geometry, blocks, self.device)
+        self._merge = merge
+        self._rank = 0 if merge is None else merge.ranks.rank
         self._rules = PlanRules(layout.uniform_starts, single_steps)
         self._switch = AttentionSwitch(model)
         self._cache_argument = cache_argument(model)
@@ -76,7 +88,7 @@ class ModelRunner:
         last = torch.empty((batch.rows, self.layout.vocab_size), dtype=torch.float32, device=self.device)
         every: list[list[torch.Tensor]] = [[] for _ in range(batch.rows)]
         wanted = np.zeros(batch.rows, dtype=np.bool_) if batch.all_logits is None else batch.all_logits
-        for plan in forwards(batch, self.arena.geometry, self._rules, self.device):
+        for plan in forwards(batch, self.arena.geometry, self._rules, self.device, self._rank):
             asked = wanted[plan.rows]
             logits = self._forward(plan, whole=bool(asked.any()))
             last[torch.from_numpy(plan.rows).to(self.device)] = logits[:, -1]
@@ -92,7 +104,7 @@ class ModelRunner:
 
     def _forward(self, plan: ForwardPlan, whole: bool) -> torch.Tensor:
         """Run one forward: float32 [rows, tokens or 1, vocab]."""
-        cache = PagedCache(self.arena, plan)
+        cache = PagedCache(self.arena, plan, self._merge)
         options: dict[str, Any] = {self._cache_argument: cache}
         if self._keeps_logits and not whole:
             options["logits_to_keep"] = 1

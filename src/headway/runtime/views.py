@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearA
 
 from headway.runtime.arena import Arena
 from headway.runtime.attention import Scores, masked_attention
+from headway.runtime.context_parallel import HeadMerge, Partial, partial_attention
 from headway.runtime.layout import LayerLayout
 from headway.runtime.plan import ForwardPlan, TokenPlan
 
@@ -149,11 +150,13 @@ class PagedCache(Cache):
     Args:
         arena: The memory.
         plan: The forward.
+        merge: Merges attention over the ranks that split the tokens; None where nothing is split.
     """
 
-    def __init__(self, arena: Arena, plan: ForwardPlan) -> None:
+    def __init__(self, arena: Arena, plan: ForwardPlan, merge: HeadMerge | None = None) -> None:
         self._arena = arena
         self._plan = plan
+        self._merge = merge
         self._states = self._load_states()
         self._updated: int | None = None
         self._tables = {g.spec.name: g.table.index for g in arena.geometry.groups}
@@ -213,6 +216,8 @@ class PagedCache(Cache):
         plan = self._token_plan(self._arena.layout.source(index))
         queries = query.shape[2]
         skipped = self._plan.count - queries
+        if plan.merged:
+            return self._attend_merged(plan, query, key, value, scores)
         if plan.is_plain_causal and skipped == 0:
             return masked_attention(query, key, value, scores, causal=True)
         parts = [
@@ -220,3 +225,16 @@ class PagedCache(Cache):
             for start, stop in plan.stretches(queries)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _attend_merged(
+        self, plan: TokenPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        """Attend to this rank's entries, in as many stretches as its memory asks for; merge once with the others."""
+        assert self._merge is not None, "the runner refused split tokens without ranks"
+        queries = query.shape[2]
+        skipped = self._plan.count - queries
+        parts = [
+            partial_attention(query[:, :, start:stop], key, value, scores, plan.mask(start + skipped, stop + skipped))
+            for start, stop in plan.stretches(queries, query.shape[1])
+        ]
+        return self._merge(Partial.join(parts), scores.sinks).to(query.dtype)

@@ -6,12 +6,13 @@ import errno
 import logging
 import signal
 import socket
+import threading
 
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
-from headway.engine import EngineConfig
+from headway.engine import EngineConfig, ParallelConfig
 from headway.engine.build import BuiltEngine, build_engine
 from headway.errors import ConfigError, HeadwayError
 from headway.runtime.command import Inspection
@@ -47,6 +48,14 @@ def serve(
     max_running: opt.MaxRunning = EngineConfig.max_running,
     max_waiting: opt.MaxWaiting = EngineConfig.max_waiting,
     max_body: opt.MaxBody = "16MiB",
+    dcp: opt.Dcp = ParallelConfig.dcp,
+    interleave: opt.Interleave = ParallelConfig.interleave,
+    dcp_comm: opt.DcpComm = ParallelConfig.communication,
+    tp: opt.Tp = ParallelConfig.tp,
+    pcp: opt.Pcp = ParallelConfig.pcp,
+    executor: opt.ExecutorKind = ParallelConfig.executor,
+    rank_timeout: opt.RankTimeout = ParallelConfig.rank_timeout,
+    on_rank_failure: opt.OnRankFailure = ParallelConfig.on_rank_failure,
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -67,6 +76,7 @@ def serve(
         eviction=eviction,
         checkpoint_alignment=checkpoint_alignment,
         prefix_reuse=prefix_reuse,
+        parallel=ParallelConfig(dcp, interleave, dcp_comm, executor, rank_timeout, on_rank_failure, tp, pcp),
     )
     body_limit = parse_bytes(max_body)
     console = Console(stderr=True)
@@ -158,6 +168,7 @@ def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, lo
     )
     # uvicorn raises the signal again when it has shut down; that must not end this process with a failure.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+    threading.Thread(target=_stop_with, args=(built, server), name="headway-watch", daemon=True).start()
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
@@ -166,3 +177,11 @@ def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, lo
         built.engine.close(timeout=10.0)  # it has been closed already, unless the server did not start or was killed
     if not server.started:
         raise HeadwayError("the server could not start; the lines above say why")
+    if built.engine.failure is not None:
+        raise HeadwayError(f"the engine has failed, and the server with it: {built.engine.failure}")
+
+
+def _stop_with(built: BuiltEngine, server: uvicorn.Server) -> None:
+    """End the server when the engine has ended: nothing can be answered any more, and a supervisor should know."""
+    built.engine.join()
+    server.should_exit = True

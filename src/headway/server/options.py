@@ -11,11 +11,15 @@ __all__ = [
     "Alignment",
     "ApiKey",
     "BlockTokens",
+    "Dcp",
+    "DcpComm",
     "Device",
     "Dtype",
     "Eviction",
+    "ExecutorKind",
     "Grace",
     "Host",
+    "Interleave",
     "LogLevel",
     "MaxBatchedTokens",
     "MaxBody",
@@ -24,16 +28,20 @@ __all__ = [
     "MaxWaiting",
     "MemorySize",
     "ModelSource",
+    "OnRankFailure",
+    "Pcp",
     "PlacementKinds",
     "Port",
     "PrefixReuse",
+    "RankTimeout",
     "ServedName",
+    "Tp",
 ]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 """What `--log-level` may be."""
 
-_SERVER, _MODEL, _CACHE, _LIMITS = "Server", "Model", "Cache", "Batches and limits"
+_SERVER, _MODEL, _CACHE, _LIMITS, _RANKS = "Server", "Model", "Cache", "Batches and limits", "Ranks"
 
 
 def _option(panel: str, text: str, **more: Any) -> Any:
@@ -77,3 +85,25 @@ MaxBatchedTokens = Annotated[int, _option(_LIMITS, "Most tokens computed in one 
 MaxRunning = Annotated[int, _option(_LIMITS, "Most requests that run at once.")]
 MaxWaiting = Annotated[int, _option(_LIMITS, "Most requests that wait; more are refused.")]
 MaxBody = Annotated[str, _option(_LIMITS, "Largest body of a request.")]
+
+Dcp = Annotated[
+    int,
+    _option(
+        _RANKS,
+        "Decode-context-parallel size: ranks over which the tokens of full attention are split. Each holds the whole "
+        "model; with the same memory a rank, the cache holds about that many times the tokens.",
+    ),
+]
+Interleave = Annotated[int, _option(_RANKS, "Consecutive tokens that one rank stores; must divide --block-tokens.")]
+DcpComm = Annotated[
+    str, _option(_RANKS, "How ranks merge their attention: ag_rs (all-gather, reduce-scatter) or a2a (all-to-all).")
+]
+Tp = Annotated[int, _option(_RANKS, "Tensor-parallel size. Only 1 is served yet; `headway inspect` shows others.")]
+Pcp = Annotated[int, _option(_RANKS, "Prefill-context-parallel size. Only 1 is served yet.")]
+ExecutorKind = Annotated[
+    str, _option(_RANKS, "Who computes: local (this process), processes (one a rank), ray (one actor a rank), or auto.")
+]
+RankTimeout = Annotated[float, _option(_RANKS, "Seconds that a step may take before the ranks count as lost.")]
+OnRankFailure = Annotated[
+    str, _option(_RANKS, "When a rank is lost: restart (new ranks, empty cache) or exit (with an error status).")
+]

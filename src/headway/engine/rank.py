@@ -1,0 +1,218 @@
+"""One rank: it loads the model, makes room, and computes the steps it is sent. It decides nothing.
+
+Messages are bytes both ways (`headway.engine.wire`), so a rank is the same in a process of this machine and in a Ray
+actor of another. It answers every message: with a record, or with a `RankFault` that says what was raised.
+
+Tokens are chosen on rank 0 alone, and only their ids travel. Were every rank to choose, a difference in the last bit of
+a logit (another GPU, another kernel) could give two ranks two different sequences, and neither would notice.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from headway.cache import CacheGeometry, ParallelLayout, StateExport, Step, TableKind
+from headway.engine.executor import SampleSpec, StepOutput, StepWork
+from headway.engine.local import LocalExecutor
+from headway.engine.request import TokenLogprob
+from headway.engine.wire import Codec
+from headway.errors import ConfigError, HeadwayError, ModelError
+from headway.runtime.context_parallel import HeadMerge
+from headway.runtime.distributed import Rendezvous, TorchCommunicator, join_group
+from headway.runtime.loading import LoadedModel, end_tokens, load_model
+from headway.runtime.memory import default_memory
+from headway.runtime.runner import ModelRunner
+from headway.runtime.sampling import SamplingParams
+from headway.runtime.selfcheck import SelfCheck, Verdict, self_check
+
+__all__ = ["CODEC", "Load", "Loaded", "Prepare", "Prepared", "Rank", "RankFault", "StepDone", "compact"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Join the other ranks and load the model.
+
+    Attributes:
+        source: As for `load_model`, or None for the built-in model.
+        dtype: As for `load_model`.
+        ranks: How many ranks there are.
+        meeting: Where they meet.
+        communication: How they merge attention: `ag_rs` or `a2a`.
+        timeout: Seconds after which a collective counts as lost.
+    """
+
+    source: str | None
+    dtype: str
+    ranks: int
+    meeting: Rendezvous
+    communication: str
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded.
+
+    Attributes:
+        memory: Bytes that the device has for a cache, if nobody says how many.
+        eos: Tokens that end an answer.
+        check: Rank 0's self-check; None on other ranks.
+    """
+
+    memory: int
+    eos: tuple[int, ...]
+    check: SelfCheck | None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make room for the cache.
+
+    Attributes:
+        blocks: Blocks of the pool.
+        block_tokens: Tokens of the first table in a block.
+        tp: The layout's sizes.
+        dcp: As `tp`.
+        interleave: As `tp`.
+        single_steps: What the self-check says.
+    """
+
+    blocks: int
+    block_tokens: int
+    tp: int
+    dcp: int
+    interleave: int
+    single_steps: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Room is made: the bytes that the rank's blocks take."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A rank that does not choose tokens has done its part of a step."""
+
+
+@dataclass(frozen=True)
+class RankFault:
+    """What a rank raised: the name of the class, and the message."""
+
+    kind: str
+    message: str
+
+    def as_exception(self, rank: int) -> Exception:
+        """The exception to raise in the driver: of the same class where the user can mend it."""
+        if (mendable := _MENDABLE.get(self.kind)) is not None:
+            return mendable(self.message)
+        return RuntimeError(f"rank {rank}: {self.kind}: {self.message}")
+
+
+_MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
+
+CODEC = Codec(
+    (
+        *(Load, Rendezvous, Loaded, SelfCheck, Verdict, Prepare, Prepared),
+        *(StepWork, Step, StateExport, SampleSpec, SamplingParams),
+        *(StepOutput, TokenLogprob, StepDone, RankFault),
+    )
+)
+"""All that the driver and its ranks say to each other."""
+
+
+def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
+    """A step without what no rank reads: rows are 0 to n - 1, tables have these rows and the columns in use.
+
+    A prompt is left out where no penalty asks for it, and an answer where it does not even count for a random number.
+    """
+    step = work.step
+    place = {int(row): i for i, row in enumerate(step.rows)}
+    reached = int(np.max(step.starts + step.counts, initial=0))
+    columns = [t.state_blocks if t.kind is TableKind.STATE else -(-reached // t.span) for t in geometry.tables]
+    return replace(
+        work,
+        step=replace(
+            step,
+            rows=np.arange(len(step.rows)),
+            fresh=np.flatnonzero(np.isin(step.rows, step.fresh)),
+            exports=tuple(replace(export, row=place.get(export.row, -1)) for export in step.exports),
+        ),
+        tables=[table[step.rows, :count] for table, count in zip(work.tables, columns, strict=True)],
+        samples=[None if spec is None else _needed(spec) for spec in work.samples],
+    )
+
+
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+def _needed(spec: SampleSpec) -> SampleSpec:
+    params = spec.params
+    if params is None or (params.greedy and not params.shapes_logits):
+        return replace(spec, prompt=_NOTHING, output=_NOTHING)
+    return spec if params.shapes_logits else replace(spec, prompt=_NOTHING)
+
+
+class Rank:
+    """One rank's side of the conversation. Any message may fail; the next is answered all the same.
+
+    Args:
+        rank: Its number.
+        device: Its device.
+        threads: Threads that it may compute with on a CPU; None for torch's own choice.
+    """
+
+    def __init__(self, rank: int, device: str, threads: int | None = None) -> None:
+        self._rank = rank
+        self._device = device
+        if threads is not None and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads)
+        self._model: LoadedModel | None = None
+        self._merge: HeadMerge | None = None
+        self._executor: LocalExecutor | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        """Do what a message asks for and return the answer. Raises nothing that a rank can survive."""
+        try:
+            return CODEC.encode(self._answer(CODEC.decode(message)))
+        except Exception as error:
+            return CODEC.encode(RankFault(type(error).__name__, str(error)))
+
+    def _answer(self, asked: object) -> object:
+        if isinstance(asked, StepWork):
+            return self._run(asked)
+        if isinstance(asked, Load):
+            return self._load(asked)
+        assert isinstance(asked, Prepare), f"a rank was sent a {type(asked).__name__}"
+        return self._prepare(asked)
+
+    def _load(self, asked: Load) -> Loaded:
+        if asked.ranks > 1:
+            device = torch.device(self._device)
+            group: TorchCommunicator = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
+            self._merge = HeadMerge(group, asked.communication)
+        loaded = self._model = load_model(asked.source, self._device, asked.dtype)
+        check = self_check(loaded.model, loaded.layout) if self._rank == 0 else None
+        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check)
+
+    def _prepare(self, asked: Prepare) -> Prepared:
+        assert self._model is not None, "a rank makes room before it has a model"
+        layout = self._model.layout
+        parallel = ParallelLayout(tp=asked.tp, dcp=asked.dcp, interleave=asked.interleave)
+        geometry = CacheGeometry(layout.groups, parallel, block_tokens=asked.block_tokens)
+        runner = ModelRunner(self._model.model, layout, geometry, asked.blocks, asked.single_steps, self._merge)
+        self._executor = LocalExecutor(runner)
+        return Prepared(runner.arena.bytes)
+
+    def _run(self, work: StepWork) -> StepOutput | StepDone:
+        assert self._executor is not None, "a rank is sent a step before it has made room"
+        if self._rank == 0:
+            return self._executor.run(work)
+        self._executor.run(replace(work, samples=[None] * len(work.samples)))
+        return StepDone()

@@ -1,0 +1,182 @@
+"""The executor whose ranks are elsewhere: it sends each step to all of them, once, and waits for all answers.
+
+The driver holds no weights. It has the only scheduler and the only cache; a step goes out as arrays of block ids, which
+mean the same on every rank, and token ids come back from rank 0. The driver talks to each rank directly, and the ranks
+talk to each other only inside attention. So a step has an end that the driver sees on every rank, and a rank that is
+gone or stuck is noticed by name.
+
+What ends a step badly is of two kinds. If every rank has answered and some with a fault (the model raised, memory ran
+out for a moment), the ranks are in step with each other, and the scheduler may try again. If any has not answered in
+time, or is gone, nothing that any of them holds can be trusted: `RanksLostError`, and only `restart` helps.
+
+Rejected: rank 0 inside the driver, as engines do that save one process. A collective that never returns would then hold
+the thread that has to notice it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from headway.cache import CacheGeometry
+from headway.engine.errors import RanksLostError
+from headway.engine.executor import StepOutput, StepWork
+from headway.engine.parallel import ParallelConfig
+from headway.engine.rank import CODEC, Load, Loaded, Prepare, Prepared, RankFault, StepDone, compact
+from headway.runtime.distributed import Rendezvous
+
+__all__ = ["RankGroup", "RankedExecutor"]
+
+_LOAD_SECONDS = 3600.0
+"""Patience while a model is loaded, which may have to be fetched first. A rank that dies is noticed at once."""
+_MEETING_SECONDS = 120.0
+"""Least patience of a collective: the first one waits for ranks that are still importing their libraries."""
+_GRACE_SECONDS = 10.0
+"""After the first fault of a step, ranks that wait in a collective for the faulty one get this long to answer."""
+
+
+class RankGroup(Protocol):
+    """Ranks that run, seen from the driver.
+
+    Attributes:
+        size: Number of ranks.
+        meeting: Where they form their group.
+    """
+
+    size: int
+    meeting: Rendezvous
+
+    def send(self, message: bytes, timeout: float) -> None:
+        """Send a message to every rank.
+
+        Raises:
+            RanksLostError: A rank is gone, or has not taken it within `timeout` seconds.
+        """
+        ...
+
+    def receive(self, timeout: float) -> tuple[int, bytes] | None:
+        """Return the next answer and the rank it is from, or None if none comes within `timeout` seconds.
+
+        Raises:
+            RanksLostError: A rank is gone.
+        """
+        ...
+
+    def kill(self) -> None:
+        """End all ranks now. May be called again."""
+        ...
+
+
+class RankedExecutor:
+    """Computes steps on a group of ranks.
+
+    Args:
+        launch: Starts the ranks.
+        source: The model, as for `load_model`; every rank loads it.
+        dtype: As for `load_model`.
+        config: How many ranks, how they communicate, and the driver's patience.
+    """
+
+    def __init__(self, launch: Callable[[], RankGroup], source: str | None, dtype: str, config: ParallelConfig) -> None:
+        self._launch = launch
+        self._source = source
+        self._dtype = dtype
+        self._config = config
+        self._group: RankGroup | None = None
+        self._geometry: CacheGeometry | None = None
+        self._room: Prepare | None = None
+
+    def load(self) -> Sequence[Loaded]:
+        """Start the ranks and load the model on each. Returns what each says, in order of rank.
+
+        Raises:
+            HeadwayError: What a rank raised, or ranks that cannot be started.
+        """
+        self.close()
+        group = self._group = self._launch()
+        config = self._config
+        patience = max(config.rank_timeout, _MEETING_SECONDS)
+        load = Load(self._source, self._dtype, group.size, group.meeting, config.communication, patience)
+        return self._ask(load, Loaded, _LOAD_SECONDS)
+
+    def prepare(self, geometry: CacheGeometry, room: Prepare) -> Sequence[Prepared]:
+        """Make room for the cache on every rank. Returns what each says.
+
+        Raises:
+            HeadwayError: What a rank raised.
+        """
+        self._geometry, self._room = geometry, room
+        return self._ask(room, Prepared, _LOAD_SECONDS)
+
+    def run(self, work: StepWork) -> StepOutput:
+        """Compute a step on all ranks; rank 0 chooses the tokens.
+
+        Raises:
+            RanksLostError: A rank is gone or stuck.
+            Exception: What a rank raised, while all ranks answered.
+        """
+        assert self._geometry is not None, "`prepare` comes before the first step"
+        answers = self._ask(compact(work, self._geometry), StepOutput | StepDone, self._config.rank_timeout)
+        output: StepOutput = answers[0]
+        return output
+
+    def restart(self) -> None:
+        """Replace all ranks by new ones, whose memory is empty.
+
+        Raises:
+            HeadwayError: They cannot be started.
+        """
+        assert self._geometry is not None, "`prepare` comes before a restart"
+        assert self._room is not None
+        self.load()
+        self.prepare(self._geometry, self._room)
+
+    def close(self) -> None:
+        """End the ranks. May be called again."""
+        if self._group is not None:
+            self._group.kill()
+            self._group = None
+
+    def _ask(self, message: object, expected: Any, timeout: float) -> list[Any]:
+        """Send a message to every rank and wait for all answers, in order of rank."""
+        if self._group is None:
+            raise RanksLostError("there are no ranks: they were lost and have not been started again")
+        try:
+            answers = self._exchange(self._group, CODEC.encode(message), timeout)
+        except RanksLostError:
+            self.close()
+            raise
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, RankFault):
+                raise answer.as_exception(rank)
+            assert isinstance(answer, expected), f"rank {rank} answered with a {type(answer).__name__}"
+        return answers
+
+    @staticmethod
+    def _exchange(group: RankGroup, message: bytes, timeout: float) -> list[Any]:
+        deadline = time.monotonic() + timeout
+        group.send(message, timeout)
+        answers: dict[int, Any] = {}
+        while len(answers) < group.size:
+            received = group.receive(max(0.0, deadline - time.monotonic()))
+            if received is None:
+                raise _overdue(group.size, answers, timeout)
+            rank, data = received
+            try:
+                answers[rank] = CODEC.decode(data)
+            except ValueError as error:
+                raise RanksLostError(f"rank {rank} answered with what is no message: {error}") from error
+            if isinstance(answers[rank], RankFault):
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        return [answers[rank] for rank in range(group.size)]
+
+
+def _overdue(size: int, answers: dict[int, Any], timeout: float) -> RanksLostError:
+    late = ", ".join(str(rank) for rank in range(size) if rank not in answers)
+    fault = next((a for a in answers.values() if isinstance(a, RankFault)), None)
+    if fault is not None:
+        return RanksLostError(f"rank {late} waits for a rank that failed with {fault.kind}: {fault.message}")
+    return RanksLostError(
+        f"no answer from rank {late} within {timeout:g} seconds; raise --rank-timeout if steps may take that long"
+    )

@@ -1,0 +1,101 @@
+"""Ranks that are processes: the group they form, through torch.distributed.
+
+A group meets at a *rendezvous*: a file in a directory that only its user can read, for ranks on one machine, or a TCP
+address for ranks on several. Only tensors travel between ranks, so nothing that arrives is ever executed. On one
+machine the sockets are those of the loopback interface and nobody outside can reach them. A group over several machines
+trusts the network that it runs in, as every user of torch.distributed does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headway.errors import ConfigError
+
+__all__ = ["Rendezvous", "TorchCommunicator", "join_group", "leave_group"]
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of a group meet.
+
+    Attributes:
+        path: A file that does not exist yet, in a directory that all ranks and nobody else can use; or "".
+        host: Else: the address of rank 0's machine, which listens there.
+        port: And its port.
+    """
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+def join_group(meeting: Rendezvous, rank: int, size: int, device: torch.device, timeout: float) -> TorchCommunicator:
+    """Form a group with the other ranks: gloo on a CPU, nccl on CUDA. Waits for all of them.
+
+    Args:
+        meeting: Where; the same for all.
+        rank: This rank.
+        size: Ranks of the group.
+        device: This rank's device.
+        timeout: Seconds after which a collective that others do not join fails.
+
+    Raises:
+        ConfigError: torch was built without what the device needs.
+        RuntimeError: The others did not come.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if not dist.is_available() or not dist.is_backend_available(backend):
+        raise ConfigError(f"this build of torch has no {backend}, which ranks on {device.type} talk through")
+    patience = timedelta(seconds=timeout)
+    stores: Any = dist  # it has them, and its types do not say so
+    if meeting.path:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+        store = stores.FileStore(meeting.path, size)
+    else:
+        store = stores.TCPStore(meeting.host, meeting.port, size, is_master=rank == 0, timeout=patience)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    return TorchCommunicator(rank, size)
+
+
+def leave_group() -> None:
+    """Leave the group that this process is in, if it is in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class TorchCommunicator:
+    """The ranks of the process's default group (see `headway.runtime.context_parallel.Communicator`)."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        """Give every rank every part: [...] to [size, ...]."""
+        gathered = part.new_empty((self.size, *part.shape))
+        dist.all_gather(list(gathered), part.contiguous())
+        return gathered
+
+    def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks of the row that has this rank's number: [size, ...] to [...]."""
+        summed = torch.empty_like(parts[0])
+        dist.reduce_scatter(summed, list(parts.contiguous()))
+        return summed
+
+    def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
+        """Send row r to rank r: [size, ...] to [size, ...]."""
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts.contiguous())
+        return received

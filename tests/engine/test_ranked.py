@@ -1,0 +1,268 @@
+"""The driver's side of a group of ranks, without any: answers, faults, losses, and what the engine makes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from tests.engine.bench import WORLDS
+from tests.engine.fakes import FakeDevice, expected_answer, vocabulary
+from tests.engine.test_engine import asked, prompt
+
+from headway.cache import CacheConfig, CacheGeometry, PrefixCache, Prompt
+from headway.engine import (
+    Engine,
+    EngineConfig,
+    EngineStoppedError,
+    ParallelConfig,
+    RanksLostError,
+    RequestFailedError,
+    StepOutput,
+    StepWork,
+)
+from headway.engine.rank import CODEC, Load, Loaded, Prepare, Prepared, RankFault, StepDone
+from headway.engine.ranked import RankedExecutor
+from headway.errors import ConfigError
+from headway.runtime.distributed import Rendezvous
+
+ROOM = Prepare(blocks=10, block_tokens=4, tp=2, dcp=2, interleave=1, single_steps=False)
+OUTPUT = StepOutput(np.array([5], dtype=np.int32), [None])
+
+
+class ScriptedRanks:
+    """A group of two that answers what the test says; an answer may be an exception, or `None` for silence."""
+
+    meeting = Rendezvous("somewhere")
+    size = 2
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.script: dict[type, list[object]] = {
+            Load: [Loaded(100, (1,), None), Loaded(90, (1,), None)],
+            Prepare: [Prepared(40), Prepared(40)],
+            StepWork: [OUTPUT, StepDone()],
+        }
+        self.answers: deque[tuple[int, object]] = deque()
+        self.killed = False
+
+    def send(self, message: bytes, timeout: float) -> None:
+        self.sent.append(CODEC.decode(message))
+        answers = self.script[type(self.sent[-1])]
+        self.answers = deque(reversed([(rank, answer) for rank, answer in enumerate(answers) if answer is not None]))
+
+    def receive(self, timeout: float) -> tuple[int, bytes] | None:
+        if not self.answers:
+            return None
+        rank, answer = self.answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        return rank, answer if isinstance(answer, bytes) else CODEC.encode(answer)
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.fixture
+def launched() -> list[ScriptedRanks]:
+    return []
+
+
+@pytest.fixture
+def executor(launched: list[ScriptedRanks]) -> RankedExecutor:
+    def launch() -> ScriptedRanks:
+        launched.append(ScriptedRanks())
+        return launched[-1]
+
+    built = RankedExecutor(launch, "model", "fp32", ParallelConfig(dcp=2, rank_timeout=5.0))
+    assert [each.memory for each in built.load()] == [100, 90]
+    built.prepare(CacheGeometry(WORLDS["hybrid"], block_tokens=4), ROOM)
+    return built
+
+
+def some_work() -> StepWork:
+    cache = PrefixCache(CacheConfig(WORLDS["hybrid"], 40, block_tokens=4))
+    tokens = np.arange(1, 9, dtype=np.int32)
+    step = cache.extend([cache.lease(Prompt(tokens)).row], 3)
+    return StepWork(step, cache.tables, [tokens[:3]], [None])
+
+
+def test_every_rank_is_sent_the_step_and_rank_0_says_the_tokens(
+    executor: RankedExecutor, launched: list[ScriptedRanks]
+) -> None:
+    assert executor.run(some_work()).sampled.tolist() == [5]
+    assert [type(message) for message in launched[0].sent] == [Load, Prepare, StepWork]
+
+
+@pytest.mark.parametrize("answers", [[OUTPUT, None], [None, StepDone()], [RankFault("ValueError", "bad"), None]])
+def test_a_rank_that_does_not_answer_is_lost_with_all_others(
+    executor: RankedExecutor, launched: list[ScriptedRanks], answers: list[object]
+) -> None:
+    launched[0].script[StepWork] = answers
+    with pytest.raises(RanksLostError, match=rf"rank {answers.index(None)}\b"):
+        executor.run(some_work())
+    assert launched[0].killed
+    with pytest.raises(RanksLostError, match="no ranks"):
+        executor.run(some_work())
+    executor.restart()
+    assert executor.run(some_work()).sampled.tolist() == [5]
+    assert [type(message) for message in launched[1].sent] == [Load, Prepare, StepWork]
+    assert launched[1].sent[1] == ROOM
+
+
+def test_a_rank_that_answers_with_garbage_is_lost(executor: RankedExecutor, launched: list[ScriptedRanks]) -> None:
+    launched[0].script[StepWork] = [OUTPUT, b"garbage"]
+    with pytest.raises(RanksLostError, match="rank 1 answered with what is no message"):
+        executor.run(some_work())
+    assert launched[0].killed
+
+
+def test_a_rank_that_is_gone(executor: RankedExecutor, launched: list[ScriptedRanks]) -> None:
+    launched[0].script[StepWork] = [OUTPUT, RanksLostError("rank 1 was ended by SIGKILL")]
+    with pytest.raises(RanksLostError, match="SIGKILL"):
+        executor.run(some_work())
+    assert launched[0].killed
+
+
+def test_a_fault_that_all_ranks_survive_is_a_failed_step(
+    executor: RankedExecutor, launched: list[ScriptedRanks]
+) -> None:
+    launched[0].script[StepWork] = [OUTPUT, RankFault("OutOfMemoryError", "for a moment")]
+    with pytest.raises(RuntimeError, match="rank 1: OutOfMemoryError: for a moment"):
+        executor.run(some_work())
+    launched[0].script[StepWork] = [OUTPUT, StepDone()]
+    assert executor.run(some_work()).sampled.tolist() == [5]
+    assert not launched[0].killed
+
+
+def test_a_model_that_a_rank_refuses_is_refused_as_if_it_were_here(
+    executor: RankedExecutor, launched: list[ScriptedRanks]
+) -> None:
+    launched[0].script[Prepare] = [RankFault("ConfigError", "too small"), RankFault("ConfigError", "too small")]
+    with pytest.raises(ConfigError, match="too small"):
+        executor.prepare(CacheGeometry(WORLDS["hybrid"]), ROOM)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tp": 2}, "tensor parallelism is not served yet"),
+        ({"pcp": 2}, "geometry only"),
+        ({"dcp": 0}, "at least 1"),
+        ({"dcp": 2, "executor": "local"}, "one process"),
+        ({"executor": "threads"}, "local, processes or ray"),
+        ({"communication": "mail"}, "ag_rs or a2a"),
+        ({"on_rank_failure": "ignore"}, "restart or exit"),
+        ({"rank_timeout": 0.0}, "more than 0"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ParallelConfig(**options)  # type: ignore[arg-type]
+
+
+def test_who_computes() -> None:
+    kinds = [ParallelConfig(dcp=dcp, executor=kind).kind for dcp, kind in ((1, "auto"), (2, "auto"), (1, "ray"))]
+    assert kinds == ["local", "processes", "ray"]
+
+
+# -- the engine -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def engine(policy: str) -> Iterator[tuple[Engine, FakeDevice]]:
+    config = EngineConfig(
+        max_batched_tokens=32,
+        max_running=2,
+        max_model_len=200,
+        parallel=ParallelConfig(on_rank_failure=policy),
+    )
+    cache = PrefixCache(CacheConfig(WORLDS["hybrid"], 200, block_tokens=4, check=True))
+    device = FakeDevice(cache.geometry, 200)
+    built = Engine(cache, device, config, vocabulary()).start()
+    try:
+        yield built, device
+    finally:
+        built.close()
+
+
+def lose(device: FakeDevice, at_step: int) -> None:
+    """Lose the ranks in the middle of one step, after its entries were written."""
+
+    def fail(work: StepWork) -> bool:
+        if len(device.steps) == at_step:
+            raise RanksLostError("rank 1 was ended by SIGKILL")
+        return False
+
+    device.fail_when = fail
+
+
+def test_lost_ranks_end_what_runs_and_what_waits_is_served_by_new_ones() -> None:
+    """Three requests, two places: after the loss the third runs, and nothing is reused of what was lost."""
+    with engine("restart") as (built, device):
+        go = threading.Event()
+        device.before_step = lambda work: go.wait(60) and None
+        lose(device, at_step=5)
+        requests = [asked(prompt(30, seed=i), 40, ignore_eos=True) for i in range(3)]
+        handles = [built.submit(request) for request in requests]
+        go.set()
+        for handle in handles[:2]:
+            with pytest.raises(RequestFailedError, match=r"send the request again: rank 1 was ended by SIGKILL"):
+                handle.result(60)
+        geometry = built.cache.geometry
+        expected = [tuple(expected_answer(geometry, r.tokens.tolist(), 40, ignore_eos=True)) for r in requests]
+        assert handles[2].result(60).tokens == expected[2]
+        again = [built.submit(request).result(60) for request in requests]
+        assert [result.tokens for result in again] == expected
+        assert [result.cached_tokens for result in again] == [0, 0, 29], "memory of lost ranks is not reused"
+        assert device.restarts == 1
+        stats = built.snapshot(60)
+        assert (stats.cache.leases, stats.cache.leased) == (0, 0)
+        assert (stats.counters.failed_steps, stats.counters.finished["error"]) == (1, 2)
+        assert built.healthy
+
+
+def test_no_token_of_the_lost_step_reaches_a_client() -> None:
+    with engine("restart") as (built, device):
+        lose(device, at_step=6)
+        request = asked(prompt(30), 40, ignore_eos=True)
+        handle = built.submit(request)
+        told: list[int] = []
+        with pytest.raises(RequestFailedError):
+            told += [token for delta in handle for token in delta.tokens]
+        whole = expected_answer(built.cache.geometry, request.tokens.tolist(), 40, ignore_eos=True)
+        assert len(told) < 40
+        assert told == whole[: len(told)]
+
+
+def test_the_engine_ends_where_that_is_asked_for() -> None:
+    with engine("exit") as (built, device):
+        lose(device, at_step=3)
+        handle = built.submit(asked(prompt(30), 40, ignore_eos=True))
+        with pytest.raises(RequestFailedError, match="SIGKILL"):
+            handle.result(60)
+        built.join()
+        assert isinstance(built.failure, RanksLostError)
+        assert not built.healthy
+        assert device.restarts == 0
+        with pytest.raises(EngineStoppedError, match="SIGKILL"):
+            built.submit(asked(prompt(30)))
+
+
+def test_ranks_that_cannot_be_restarted_end_the_engine() -> None:
+    with engine("restart") as (built, device):
+        lose(device, at_step=3)
+
+        def refuse() -> None:
+            raise ConfigError("the cluster has no room")
+
+        device.restart = refuse  # type: ignore[method-assign]
+        handles = [built.submit(asked(prompt(30, seed=i), 40, ignore_eos=True)) for i in range(3)]
+        for handle in handles:
+            with pytest.raises((RequestFailedError, EngineStoppedError)):
+                handle.result(60)
+        built.join()
+        assert isinstance(built.failure, ConfigError)

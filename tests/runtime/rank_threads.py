@@ -1,0 +1,108 @@
+"""Ranks without processes: one thread each, so that all that is said among them is said in memory, and fast."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from headway.cache import CacheGeometry, ParallelLayout
+from headway.runtime.batch import RunBatch, RunResult
+from headway.runtime.context_parallel import HeadMerge
+from headway.runtime.inspection import inspect_model
+from headway.runtime.runner import ModelRunner
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """What the ranks of one group have said in the present round."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.said: list[torch.Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size)
+        self.calls: list[list[str]] = [[] for _ in range(size)]
+
+    def all(self, rank: int, name: str, part: torch.Tensor) -> list[torch.Tensor]:
+        self.calls[rank].append(name)
+        self.said[rank] = part
+        self.barrier.wait(60)
+        heard = [part for part in self.said if part is not None]
+        self.barrier.wait(60)
+        assert len(heard) == self.size
+        return heard
+
+
+class ThreadCommunicator:
+    """One rank's end of an `Exchange`."""
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self.rank, self.size = rank, exchange.size
+        self._exchange = exchange
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._exchange.all(self.rank, "all_gather", part))
+
+    def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
+        heard = self._exchange.all(self.rank, "reduce_scatter", parts)
+        return torch.stack([part[self.rank] for part in heard]).sum(dim=0)
+
+    def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part[self.rank] for part in self._exchange.all(self.rank, "all_to_all", parts)])
+
+
+class Ranks:
+    """Threads that run the same thing, one a rank; after each, all have made the same calls."""
+
+    def __init__(self, size: int, form: str = "ag_rs") -> None:
+        self.exchange = Exchange(size)
+        self.merges = [HeadMerge(ThreadCommunicator(self.exchange, rank), form) for rank in range(size)]
+        self._threads = ThreadPoolExecutor(size)
+
+    def __call__(self, task: Callable[[int], T]) -> list[T]:
+        results = list(self._threads.map(task, range(self.exchange.size)))
+        assert all(calls == self.exchange.calls[0] for calls in self.exchange.calls)
+        return results
+
+
+def layout_of(size: int, interleave: int) -> ParallelLayout:
+    """Decode context parallelism over `size` ranks that all hold the whole model."""
+    return ParallelLayout(tp=size, dcp=size, interleave=interleave)
+
+
+class RankedRunner:
+    """As a `ModelRunner`, but every batch runs on all ranks, which must agree on every logit."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        geometry: CacheGeometry,
+        blocks: int,
+        form: str = "ag_rs",
+        single_steps: bool = False,
+    ) -> None:
+        size = geometry.layout.shards
+        self.ranks = Ranks(size, form)
+        layout = inspect_model(model)
+        models = [model if rank == 0 else copy.deepcopy(model) for rank in range(size)]
+        merges = self.ranks.merges if size > 1 else [None]
+        self.runners = [
+            ModelRunner(model, layout, geometry, blocks, single_steps, merge)
+            for model, merge in zip(models, merges, strict=True)
+        ]
+
+    @property
+    def arenas(self) -> list[torch.Tensor]:
+        """The bytes of each rank, uint8 [blocks, block_bytes]."""
+        return [runner.arena.data for runner in self.runners]
+
+    def run(self, batch: RunBatch) -> RunResult:
+        results = self.ranks(lambda rank: self.runners[rank].run(batch))
+        assert all(torch.equal(result.logits, results[0].logits) for result in results), "ranks drift apart"
+        return results[0]

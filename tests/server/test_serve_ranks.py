@@ -1,0 +1,47 @@
+"""`headway serve --dcp 2` as a user runs it."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.server.test_command import refused, served
+
+CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+
+
+@pytest.mark.skipif(not CHILDREN.exists(), reason="needs /proc to find the ranks of a server")
+def test_a_server_on_two_ranks_answers_reuses_and_ends_with_them(tiny_model: Path):
+    options = ("--dcp", "2", "--interleave", "16", "--dcp-comm", "a2a", "--on-rank-failure", "exit")
+    with served(str(tiny_model), *options) as (process, url, text):
+        for part in ("starting 2 ranks (processes)", "dcp 2, pcp 1", "2.00 times as many", "16 tokens each in turn"):
+            assert part in " ".join(text.split())
+        body = {"prompt": "Once upon a time there was", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        answers = [httpx.post(f"{url}/v1/completions", json=body, timeout=120).json() for _ in range(2)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        assert answers[1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 25}
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(ranks[-1]), signal.SIGKILL)
+        lost = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+        assert lost.status_code == 500
+        assert "was ended by SIGKILL" in lost.json()["error"]["message"]
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode not in (0, None), errors
+        assert "Traceback" not in errors
+        assert "headway: the engine has failed" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--tp", "2"), "tensor parallelism is not served yet"),
+        (("--pcp", "2"), "prefill context parallelism"),
+        (("--dcp", "2", "--interleave", "3"), "interleave=3"),
+        (("--dcp", "2", "--executor", "local"), "use auto, processes or ray"),
+        (("--dcp", "2", "--dcp-comm", "mail"), "ag_rs or a2a"),
+        (("--on-rank-failure", "hope"), "restart or exit"),
+    ],
+)
+def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):
+    assert text in " ".join(refused(capsys, *options, "--port", "0").split())
