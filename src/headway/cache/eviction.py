@@ -6,8 +6,8 @@ candidates in a heap with lazy corrections, so an eviction costs O(log n) howeve
 The default is economic (greedy dual, Cao and Irani 1997, with frequency): priority = clock at last use + expected
 reuse x compute saved / blocks. The clock is the priority of the last victim, so what is not used ages. The compute
 saved is counted from the next shallower resume point, with the quadratic term of attention, so deep and lonely
-checkpoints weigh more. Expected reuse is past uses plus one; that one is weighed by how often checkpoints of its kind
-were used so far, in comparison with the kind that pays best.
+checkpoints weigh more. Expected reuse is past uses plus one; that one is weighed by how many uses checkpoints of its
+kind had so far, in comparison with the ends of prompts, and counts two at most (`PayRates`).
 
 Rejected, measured on the two Mooncake traces (Kimi-K3, 20 and 50 GB a rank): past uses plus the plain pay rate, which
 made whoever was used once outlive everything new (18.5% of tokens reused where LRU reuses 21.3%); compute saved from
@@ -36,8 +36,8 @@ class Candidate(NamedTuple):
     Attributes:
         kind: Kind of placement that took it.
         position: Tokens that it lets a request skip.
-        reuse: Expected number of uses to come: past uses, and one more that is weighed by how its
-            kind pays (`PayRates.weight`).
+        reuse: Expected number of uses to come: past uses, and one more that is weighed by how its kind pays
+            (`PayRates.weight`).
         saved: Compute that one use saves over the next shallower resume point (units of `ComputeCost`).
         blocks: Blocks that its eviction would free (at least 1).
         used: Tick of its last use.

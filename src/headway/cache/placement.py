@@ -11,7 +11,7 @@ come back to, not on a grid:
                  their kind has paid for its memory so far
     interval:N   every N tokens
 
-How often each kind paid (`PayRates`) is learned and used twice: to admit boundaries, and by eviction as what is
+How well each kind pays (`PayRates`) is learned and used twice: to admit boundaries, and by eviction as what is
 expected of a checkpoint that nobody has used yet.
 """
 
@@ -29,6 +29,8 @@ DEFAULT_PLACEMENT = ("prompt_end", "answer_end", "junction", "breakpoint", "boun
 _KINDS = frozenset(DEFAULT_PLACEMENT)
 _CERTAIN = frozenset({"preempt"})
 """Kinds whose requests are sure to come back."""
+_MOST = 2.0
+"""Largest weight of a kind. A few checkpoints of a kind can have most of its uses; the rest should not live by them."""
 
 
 def _interval(kind: str) -> int | None:
@@ -57,39 +59,35 @@ def check_placement(kinds: Iterable[str]) -> None:
 
 @dataclass
 class PayRates:
-    """How often checkpoints of each kind were reused, as a smoothed share.
+    """How many requests resumed from a checkpoint of each kind, on average.
 
     Old evidence fades: counts are halved when a kind has been seen `memory` times.
     """
 
     memory: int = 2000
     _taken: dict[str, float] = field(default_factory=dict)
-    _reused: dict[str, float] = field(default_factory=dict)
-    _best: float = 1.0
+    _resumed: dict[str, float] = field(default_factory=dict)
 
     def took(self, kind: str) -> None:
         """A checkpoint of `kind` was taken."""
         self._taken[kind] = self._taken.get(kind, 0.0) + 1.0
         if self._taken[kind] > self.memory:
             self._taken[kind] /= 2
-            self._reused[kind] = self._reused.get(kind, 0.0) / 2
-        self._best = max((self.rate(known) for known in self._taken if known not in _CERTAIN), default=1.0)
+            self._resumed[kind] = self._resumed.get(kind, 0.0) / 2
 
-    def reused(self, kind: str) -> None:
-        """A checkpoint of `kind` was resumed from for the first time."""
-        self._reused[kind] = self._reused.get(kind, 0.0) + 1.0
-        if kind not in _CERTAIN:
-            self._best = max(self._best, self.rate(kind))
+    def resumed(self, kind: str) -> None:
+        """A request resumed from a checkpoint of `kind`."""
+        self._resumed[kind] = self._resumed.get(kind, 0.0) + 1.0
 
     def weight(self, kind: str) -> float:
-        """How `kind` pays in comparison with the kind that pays best: 1 for that one, more only for what is certain."""
-        return self.rate(kind) / self._best
+        """What a checkpoint of `kind` counts before it was used: 1 if it pays like the end of a prompt, at most 2."""
+        return min(_MOST, self.rate(kind) / self.rate("prompt_end"))
 
     def rate(self, kind: str) -> float:
-        """Expected share of checkpoints of `kind` that get reused (Laplace's rule of succession)."""
+        """Expected uses of a checkpoint of `kind` (by Laplace's rule of succession)."""
         if kind in _CERTAIN:
             return 1.0
-        return (self._reused.get(kind, 0.0) + 1.0) / (self._taken.get(kind, 0.0) + 2.0)
+        return (self._resumed.get(kind, 0.0) + 1.0) / (self._taken.get(kind, 0.0) + 2.0)
 
 
 @dataclass(frozen=True)

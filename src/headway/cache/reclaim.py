@@ -150,8 +150,8 @@ class Reclaimer:
                     node.used, node.age = self.ticks, self.policy.clock
             return
         if checkpoint.hits == 0:
-            self.pay.reused(checkpoint.kind)
             _count(self.counters.reused, checkpoint.kind)
+        self.pay.resumed(checkpoint.kind)
         _count(self.counters.resumed, checkpoint.kind)
         checkpoint.hits += 1
         checkpoint.used, checkpoint.age = self.ticks, self.policy.clock
