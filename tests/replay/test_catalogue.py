@@ -8,7 +8,8 @@ import pytest
 
 from headway.cache import ChunkedLocal, FullAttention, ParallelLayout, Recurrent, SlidingWindow
 from headway.errors import ConfigError
-from headway.replay.catalogue import catalogue, draft_of, gpu_bytes, inspected_model, model_of
+from headway.replay.catalogue import catalogue, draft_of, inspected_model, model_of
+from headway.replay.gpus import GPUS, gpu_of
 from headway.replay.sizing import Hardware, ModelChoice, format_size, memory_of, parse_size, sized_model
 
 ONE = ParallelLayout()
@@ -87,7 +88,18 @@ def test_every_entry_has_a_source_and_works_or_says_what_is_unknown() -> None:
         assert entry["source"], name
         if "unknown" not in entry:
             assert model_of(name, ONE).groups
-    assert {gpu_bytes(name) for name in catalogue()["gpus"]["gigabytes"]} >= {80 * 10**9, 141 * 10**9}
+
+
+def test_gpus_are_plausible_and_found_by_the_names_that_people_write() -> None:
+    for name, gpu in GPUS.items():
+        assert gpu.name == name
+        assert gpu.source
+        assert gpu.fp8_flops is None or 1.9 < gpu.fp8_flops / gpu.bf16_flops < 2.1, "dense fp8 is twice bf16"
+        assert 30 < gpu.bf16_flops / gpu.memory_bandwidth < 500, "FLOP a byte of any GPU with matrix units"
+    assert gpu_of("A100").memory_bytes == 80 * 10**9
+    assert gpu_of("H200-SXM") is GPUS["h200"]
+    with pytest.raises(ConfigError, match="did you mean mi300x"):
+        gpu_of("mi300")
 
 
 def test_drafts() -> None:

@@ -32,7 +32,7 @@ from headway.cache import (
 from headway.errors import ConfigError, TraceError
 from headway.replay.readers.lines import records
 
-__all__ = ["KV_DTYPES", "STATE_DTYPES", "Model", "catalogue", "draft_of", "gpu_bytes", "inspected_model", "model_of"]
+__all__ = ["KV_DTYPES", "STATE_DTYPES", "Model", "catalogue", "draft_of", "inspected_model", "model_of"]
 
 KV_DTYPES = ("bf16", "fp8", "fp8_ds_mla", "fp32")
 STATE_DTYPES = ("fp32", "bf16")
@@ -66,7 +66,7 @@ class Model:
 
 @cache
 def catalogue() -> dict[str, Any]:
-    """The catalogue as it is packaged: models, drafts, GPUs."""
+    """The catalogue as it is packaged: models and drafts."""
     loaded: dict[str, Any] = json.loads((files("headway.replay") / "catalogue.json").read_text(encoding="utf-8"))
     return loaded
 
@@ -146,18 +146,6 @@ def draft_of(text: str, kv_dtype: str = "bf16") -> LayerSpec:
             f"5760, 2048:1 or 4096:0:replicated"
         )
     return FullAttention("draft", int(size), int(lookahead or 0), word != "replicated")
-
-
-def gpu_bytes(name: str) -> int:
-    """Memory of a GPU in bytes.
-
-    Raises:
-        ConfigError: Not in the catalogue.
-    """
-    sizes: dict[str, int] = catalogue()["gpus"]["gigabytes"]
-    if name.lower() not in sizes:
-        raise ConfigError(f"unknown GPU {name!r}; known are {', '.join(sizes)}; or give --memory, of one rank")
-    return sizes[name.lower()] * 10**9
 
 
 def _entry(name: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent, SlidingWindow
 from headway.cache.spec import ComputeCost
 from headway.errors import ConfigError
-from headway.replay.catalogue import Model, draft_of, gpu_bytes, inspected_model, model_of
+from headway.replay.catalogue import Model, draft_of, inspected_model, model_of
+from headway.replay.gpus import gpu_of
 
 __all__ = ["Hardware", "ModelChoice", "format_size", "memory_of", "parse_size", "sized_model"]
 
@@ -134,7 +135,7 @@ def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout) -> int |
             f"GPUs together (such as the size of the checkpoint), or --memory of one rank"
         )
     weights = parse_size(hardware.weights) if hardware.weights else 2 * model.parameters
-    total = gpu_bytes(hardware.gpu)
+    total = gpu_of(hardware.gpu).memory_bytes
     left = int(total * hardware.share - weights / ranks)
     if left <= 0:
         raise ConfigError(
