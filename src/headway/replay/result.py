@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import ComputeCost, Counters, Reason
+from headway.replay.details import LostPrefixes, Span
 from headway.replay.trace import Trace
 
 __all__ = [
@@ -165,6 +166,8 @@ class ReplayResult:
         seconds: Processor time that the run took.
         clairvoyant: What a cache that knows the future reaches, whole trace; None if nobody asked.
         second_half_clairvoyant: The same, second half.
+        over_time: Hits over the trace.
+        prefixes: Which shared prefixes lose most.
     """
 
     trace: str
@@ -182,6 +185,8 @@ class ReplayResult:
     seconds: float
     clairvoyant: Figures | None = None
     second_half_clairvoyant: Figures | None = None
+    over_time: list[Span] = field(default_factory=list)
+    prefixes: LostPrefixes = field(default_factory=LostPrefixes)
 
     @property
     def requests_per_second(self) -> float:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headway.cache import MOST_SAMPLED, Explanation, Lease, PrefixCache, Prompt, Reason
 from headway.errors import UnservableError
 from headway.replay.clairvoyant import clairvoyant_hits
+from headway.replay.details import lost_by_prefix, over_time
 from headway.replay.endless import Reading, answer_blocks, endless_matches, read_outputs
 from headway.replay.result import FORGOTTEN, LINES, REFUSED, Memory, Recording, ReplayResult, figures, kinds
 from headway.replay.scaling import ReplayConfig, Scale, scale
@@ -268,4 +269,6 @@ def _result(
         refused=found.refused,
         starved=found.starved,
         seconds=seconds,
+        over_time=over_time(trace, found.hits, matches),
+        prefixes=lost_by_prefix(trace, reading, found.hits, matches),
     )
