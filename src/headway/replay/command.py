@@ -16,6 +16,7 @@ from headway.replay import options as opt
 from headway.replay.catalogue import Model
 from headway.replay.generate import generate
 from headway.replay.readers import read_trace
+from headway.replay.record import record_of
 from headway.replay.result import ReplayResult
 from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
@@ -98,7 +99,7 @@ def replay(
         requests = read_trace(trace, format=format, block_tokens=block_tokens, tokenizer=tokenizer, limit=limit)
     result = _run(requests, config)
     if as_json:
-        typer.echo(json.dumps(_as_dict(result, config, sized, requests), indent=2))
+        typer.echo(json.dumps(record_of(result, config, sized, requests).as_dict(), indent=2))
     else:
         show(result, Console(), _notes(result, config, sized, requests))
 
@@ -128,30 +129,6 @@ def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: T
         notes.append(f"{result.refused:,} requests are larger than the whole memory")
     notes.append(f"{result.requests_per_second:,.0f} requests a second of processor time")
     return notes
-
-
-def _as_dict(result: ReplayResult, config: ReplayConfig, model: Model, requests: Trace) -> dict[str, Any]:
-    return {
-        "model": {"name": model.name, "source": model.source, "notes": model.notes},
-        "groups": [
-            {"name": g.name, "kind": type(g).__name__, "bytes": _bytes(g), "lookahead": g.lookahead}
-            for g in config.groups
-        ],
-        "layout": {"tp": config.layout.tp, "dcp": config.layout.dcp, "pcp": config.layout.pcp},
-        "memory": config.memory,
-        "cost": {
-            "linear": config.cost.linear,
-            "quadratic": config.cost.quadratic,
-            "source": model.cost_source or "assumed",
-        },
-        "policy": {
-            "placement": list(config.placement),
-            "eviction": str(config.eviction),
-            "alignment": config.alignment,
-        },
-        "trace": {"format": requests.format, "block_tokens": requests.width},
-        "result": result.as_dict(),
-    }
 
 
 def _bytes(group: Any) -> int:
