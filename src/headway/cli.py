@@ -1,4 +1,4 @@
-"""The command line: `headway serve`, `check`, `bench`, `inspect` and `replay`.
+"""The command line: `headway serve`, `check`, `bench`, `inspect`, `replay` and more.
 
 A command is a plain function with typer annotations in the package it belongs to. The table `COMMANDS` names
 it, and its module is imported when the command runs or shows its own help, not before: importing torch takes
@@ -57,12 +57,15 @@ COMMANDS: dict[str, LazyCommand] = {
     "replay": LazyCommand(
         "headway.replay.command:replay", "Replay a request trace: what hit rate to expect, and where the tokens go."
     ),
+    "report": LazyCommand(
+        "headway.replay.reporting:report", "Make one page with figures from the results of several replays."
+    ),
 }
 """Every command by name. Adding a line here is all that registering a command takes."""
 
 _EXTRAS = {
     "serve": ("fastapi", "jinja2", "prometheus_client", "safetensors", "torch", "transformers", "uvicorn"),
-    "plot": ("matplotlib",),
+    "report": ("matplotlib",),
 }
 
 

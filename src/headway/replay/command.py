@@ -17,6 +17,7 @@ from headway.replay.catalogue import Model
 from headway.replay.generate import generate
 from headway.replay.readers import read_trace
 from headway.replay.record import record_of
+from headway.replay.reporting import write_report
 from headway.replay.result import ReplayResult
 from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
@@ -63,6 +64,7 @@ def replay(
     placement: opt.PlacementKinds = _PLACEMENT,
     eviction: opt.Eviction = "value",
     alignment: opt.Alignment = 1,
+    html: opt.Html = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Replay a request trace through the cache that serves: what hit rate to expect, and where every lost token went.
@@ -98,8 +100,11 @@ def replay(
     else:
         requests = read_trace(trace, format=format, block_tokens=block_tokens, tokenizer=tokenizer, limit=limit)
     result = _run(requests, config)
+    record = record_of(result, config, sized, requests)
+    if html is not None:
+        write_report([record], html)
     if as_json:
-        typer.echo(json.dumps(record_of(result, config, sized, requests).as_dict(), indent=2))
+        typer.echo(json.dumps(record.as_dict(), indent=2))
     else:
         show(result, Console(), _notes(result, config, sized, requests))
 

@@ -24,6 +24,7 @@ __all__ = [
     "Gpu",
     "GpuShare",
     "Gpus",
+    "Html",
     "KvDtype",
     "Limit",
     "MemorySize",
@@ -86,4 +87,5 @@ PlacementKinds = Annotated[
 ]
 Eviction = Annotated[str, _option(_POLICY, "value or lru.")]
 Alignment = Annotated[int, _option(_POLICY, "States can be exported at multiples of that many tokens.")]
+Html = Annotated[Path | None, _option(None, "Write a report with figures to this file.", "--html")]
 AsJson = Annotated[bool, _option(None, "Print one JSON object.", "--json")]

@@ -98,13 +98,13 @@ class RunRecord:
         return asdict(self) | {"result": self.result.as_dict()}
 
     @classmethod
-    def from_dict(cls, found: Any) -> RunRecord:
+    def from_dict(cls, found: Any, where: str = "run") -> RunRecord:
         """A record from what `as_dict` gave, through JSON or not. Unknown fields are left out.
 
         Raises:
             TraceError: Something else; names the field.
         """
-        return decode(cls, found)
+        return decode(cls, found, where)
 
 
 def record_of(result: ReplayResult, config: ReplayConfig, model: Model, trace: Trace) -> RunRecord:

@@ -13,9 +13,9 @@ from headway.cache import Reason
 from headway.replay.result import FORGOTTEN, REFUSED, Figures, ReplayResult
 from headway.replay.sizing import format_size
 
-__all__ = ["show"]
+__all__ = ["MEANING", "UNSAVABLE", "show"]
 
-_MEANING = {
+MEANING = {
     Reason.NOTHING_MATCHED.value: "no earlier prompt begins like this one",
     Reason.PARTED.value: "earlier prompts go on differently from here",
     Reason.LAST_TOKEN.value: "the last token is always computed",
@@ -29,7 +29,9 @@ _MEANING = {
     Reason.TIER_FAILED.value: "a lower tier failed to load it",
     REFUSED: "the prompt is larger than the memory",
 }
-_NOBODY = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKEN.value, Reason.OTHER_NAMESPACE.value)
+"""What each line of the waterfall means."""
+UNSAVABLE = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKEN.value, Reason.OTHER_NAMESPACE.value)
+"""Lines that no memory could save."""
 _BAR = 18
 _MOMENTS = 24
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -80,12 +82,12 @@ def _waterfall(figures: Figures) -> Table:
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     table.add_column("why")
     total, done = max(1, figures.prompt_tokens), 0
-    lines = [(name, figures.lost[name], "dim") for name in _NOBODY if figures.lost.get(name)]
-    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in _NOBODY]
+    lines = [(name, figures.lost[name], "dim") for name in UNSAVABLE if figures.lost.get(name)]
+    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in UNSAVABLE]
     for name, tokens, style in [*lines, ("reused", figures.hit_tokens, "green")]:
         left, width = round(done / total * _BAR), max(1, round(tokens / total * _BAR)) if tokens else 0
         bar = Text(" " * min(left, _BAR - width) + "█" * width, style=style)
-        table.add_row(name, f"{tokens:,}", f"{tokens / total:.1%}", bar, _MEANING.get(name, ""), style=style)
+        table.add_row(name, f"{tokens:,}", f"{tokens / total:.1%}", bar, MEANING.get(name, ""), style=style)
         done += tokens
     return table
 
