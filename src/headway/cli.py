@@ -57,6 +57,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "replay": LazyCommand(
         "headway.replay.command:replay", "Replay a request trace: what hit rate to expect, and where the tokens go."
     ),
+    "sweep": LazyCommand(
+        "headway.replay.sweep.command:sweep", "Replay a trace under every combination of settings, side by side."
+    ),
     "report": LazyCommand(
         "headway.replay.reporting:report", "Make one page with figures from the results of several replays."
     ),
@@ -66,6 +69,7 @@ COMMANDS: dict[str, LazyCommand] = {
 _EXTRAS = {
     "serve": ("fastapi", "jinja2", "prometheus_client", "safetensors", "torch", "transformers", "uvicorn"),
     "report": ("matplotlib",),
+    "ray": ("ray",),
 }
 
 

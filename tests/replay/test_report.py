@@ -10,11 +10,11 @@ from tests.replay.results import GB, run
 
 from headway.cli import main
 from headway.errors import ConfigError
-from headway.replay import ReplayConfig, generate, replay_trace
+from headway.replay import ReplayConfig, findings, generate, replay_trace
 from headway.replay.catalogue import model_of
+from headway.replay.labels import run_labels
 from headway.replay.record import record_of
-from headway.replay.report import findings, report_page
-from headway.replay.report.labels import run_labels
+from headway.replay.report import report_page
 
 VOID = {"meta", "br", "path", "use", "circle", "rect", "line", "stop"}
 

@@ -14,8 +14,7 @@ from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.errors import ConfigError
 from headway.replay import options as opt
 from headway.replay.catalogue import Model
-from headway.replay.generate import generate
-from headway.replay.readers import read_trace
+from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
 from headway.replay.record import record_of
 from headway.replay.reporting import write_report
 from headway.replay.result import ReplayResult
@@ -27,7 +26,7 @@ from headway.replay.trace import Trace
 
 __all__ = ["replay"]
 
-_EXAMPLE_MODEL, _EXAMPLE_MEMORY, _EXAMPLE_REQUESTS = "kimi-linear", "8GB", 3000
+_EXAMPLE_MEMORY = "8GB"
 _PLACEMENT = ",".join(DEFAULT_PLACEMENT)
 _READ = {
     "never": "answers: no prompt contains an earlier answer (--outputs continuation reads the trace the other way)",
@@ -87,7 +86,7 @@ def replay(
     if clock != "order":
         raise ConfigError(f"clock {clock!r}: use 'order'")
     if trace is None and model is None and not (attention_bytes or state_bytes or window):
-        model = _EXAMPLE_MODEL
+        model = EXAMPLE_MODEL
         memory = memory or (None if gpu else _EXAMPLE_MEMORY)
     layout = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp)
     choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype)
@@ -95,10 +94,7 @@ def replay(
     room = memory_of(Hardware(memory, gpu, gpus, weights, gpu_share), sized, layout)
     kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
     config = ReplayConfig(sized.groups, room, layout, sized.cost, kinds, eviction, alignment, outputs)
-    if trace is None:
-        requests = generate(workload, limit or _EXAMPLE_REQUESTS, seed=seed, block_tokens=block_tokens or 64)
-    else:
-        requests = read_trace(trace, format=format, block_tokens=block_tokens, tokenizer=tokenizer, limit=limit)
+    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
     result = _run(requests, config)
     record = record_of(result, config, sized, requests)
     if html is not None:

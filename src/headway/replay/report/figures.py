@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from headway.replay.details import Span
+from headway.replay.findings import losses
+from headway.replay.labels import settings
 from headway.replay.record import RunRecord
-from headway.replay.report.findings import losses
-from headway.replay.report.labels import settings
 from headway.replay.result import LINES, Memory
 from headway.replay.show import UNSAVABLE
 from headway.replay.sizing import format_size

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from headway import __version__
 from headway.errors import ConfigError
+from headway.replay import findings
+from headway.replay.labels import memory_text, run_labels
 from headway.replay.record import RunRecord
-from headway.replay.report import figures, findings
-from headway.replay.report.labels import memory_text, run_labels
+from headway.replay.report import figures
 from headway.replay.result import LINES
 from headway.replay.show import MEANING
 from headway.replay.sizing import format_size

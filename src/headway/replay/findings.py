@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cache import Reason
+from headway.replay.labels import memory_text
 from headway.replay.record import RunRecord
-from headway.replay.report.labels import memory_text
 from headway.replay.result import FORGOTTEN, REFUSED
 from headway.replay.show import MEANING, UNSAVABLE
 from headway.replay.sizing import format_size
