@@ -60,6 +60,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "sweep": LazyCommand(
         "headway.replay.sweep.command:sweep", "Replay a trace under every combination of settings, side by side."
     ),
+    "advise": LazyCommand(
+        "headway.replay.advice.command:advise", "Say what to set for a trace and a model, and what it gains."
+    ),
     "report": LazyCommand(
         "headway.replay.reporting:report", "Make one page with figures from the results of several replays."
     ),
