@@ -63,6 +63,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "advise": LazyCommand(
         "headway.replay.advice.command:advise", "Say what to set for a trace and a model, and what it gains."
     ),
+    "explain": LazyCommand(
+        "headway.replay.explain.command:explain", "Follow one request of a trace through the cache, and say why."
+    ),
     "report": LazyCommand(
         "headway.replay.reporting:report", "Make one page with figures from the results of several replays."
     ),

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import MOST_SAMPLED, Explanation, Lease, PrefixCache, Prompt, Reason
-from headway.errors import UnservableError
+from headway.errors import ConfigError, UnservableError
 from headway.replay.clairvoyant import clairvoyant_hits
 from headway.replay.details import lost_by_prefix, over_time
 from headway.replay.endless import Reading, answer_blocks, endless_matches, read_outputs
@@ -28,7 +28,7 @@ from headway.replay.result import FORGOTTEN, LINES, REFUSED, Memory, Recording, 
 from headway.replay.scaling import ReplayConfig, Scale, scale
 from headway.replay.trace import Trace
 
-__all__ = ["replay_trace"]
+__all__ = ["Stopped", "replay_trace"]
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -114,13 +114,28 @@ class _Run:
             if i == requests // 2:
                 self.recording.half = deepcopy(self._counters)
             self._now = times[i]
-            self._one(i)
+            self.one(i)
         self._sample(requests)
         self.recording.counters = self._counters
         if progress:
             progress(requests, requests)
 
-    def _one(self, i: int) -> None:
+    def before(self, request: int, progress: Progress | None) -> PrefixCache:
+        """Run the requests before number `request`. Returns the cache, with the clock at its arrival."""
+        for i in range(request):
+            self._now = float(self._trace.times[i])
+            self.one(i)
+            if progress:
+                progress(i + 1, request)
+        self._now = float(self._trace.times[request])
+        return self._cache
+
+    def prompt(self, i: int) -> Prompt:
+        """The prompt of a request as the cache gets it."""
+        symbols = self._sequence(i)[0]
+        return Prompt(symbols, boundaries=self._boundaries(i, len(symbols)))
+
+    def one(self, i: int) -> None:
         """One request from lookup to its end."""
         cache, recording = self._cache, self.recording
         prompt, answer, stop = self._sequence(i)
@@ -243,6 +258,39 @@ class _Run:
         used = (self._scale.cache.blocks - cache.free_blocks) * size
         kept = sum(counters.taken.values()) - sum(counters.evicted.values())
         self.recording.memory.append(Memory(done, self._now, used, min(used, kept * self._held * size), kept))
+
+
+class Stopped:
+    """A run that has stopped just before one of its requests.
+
+    Attributes:
+        cache: The cache as that request finds it.
+        prompt: Its prompt, in symbols.
+        symbol: Tokens in a symbol.
+        endless: Tokens that an endless memory would reuse.
+    """
+
+    def __init__(self, trace: Trace, config: ReplayConfig, request: int, progress: Progress | None = None) -> None:
+        """Run the requests before number `request`.
+
+        Raises:
+            ConfigError: No such request, or a configuration that cannot work.
+        """
+        if not 0 <= request < len(trace):
+            raise ConfigError(f"request {request}: the trace has requests 0 to {len(trace) - 1}")
+        reading = read_outputs(trace, config.outputs)
+        matches, sized = endless_matches(trace, reading), scale(config, trace.width, len(trace.symbols), len(trace))
+        self._run, self._request = _Run(trace, sized, reading, matches), request
+        self.symbol, self.endless = sized.symbol, int(matches[request])
+        self.cache = self._run.before(request, progress)
+        self.prompt = self._run.prompt(request)
+
+    def go_on(self) -> tuple[int, dict[str, int]]:
+        """Run that request. Returns its tokens reused, and its tokens lost by line."""
+        self._run.one(self._request)
+        found = self._run.recording
+        lost = dict(zip(LINES, found.lost[:, self._request].tolist(), strict=True))
+        return int(found.hits[self._request]), {line: tokens for line, tokens in lost.items() if tokens}
 
 
 def _result(
