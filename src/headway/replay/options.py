@@ -65,7 +65,10 @@ Outputs = Annotated[
 ]
 Clock = Annotated[str, _option(_TRACE, "order: each request ends before the next.")]
 
-ModelName = Annotated[str | None, _option(_MODEL, "A name such as kimi-k3, or what `headway inspect --json` printed.")]
+ModelName = Annotated[
+    str | None,
+    _option(_MODEL, "A name such as kimi-k3, a checkpoint's folder, a config.json, or what `headway inspect` printed."),
+]
 AttentionBytes = Annotated[int, _option(_MODEL, "By hand: a token's attention on one rank, before --dcp.")]
 StateBytes = Annotated[int, _option(_MODEL, "By hand: one recurrent state on one rank.")]
 Window = Annotated[list[str] | None, _option(_MODEL, "By hand: BYTES:TOKENS of a sliding window.")]

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from headway.cache import ParallelLayout, Recurrent
 from headway.errors import ConfigError
+from headway.replay.model_files import is_model_files
 from headway.replay.record import RunRecord
 from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
 from headway.replay.sweep.grid import Grid, Point, has_presets, points_of
@@ -136,12 +138,17 @@ def _changes(best: Variant, choice: ModelChoice) -> dict[str, dict[str, Any]]:
     if memory is not None:
         wanted["half the memory"] = dcp | {"memory": str(memory // 2)}
         wanted["twice the memory"] = dcp | {"memory": str(memory * 2)}
-    if choice.name is not None and not choice.name.endswith(".json"):
+    if choice.name is not None and _has_dtypes(choice.name):
         if choice.kv_dtype in ("bf16", "fp32"):
             wanted["fp8 attention entries"] = dcp | {"kv_dtype": "fp8"}
         if choice.state_dtype == "fp32" and any(group.kind == Recurrent.__name__ for group in best.run.groups):
             wanted["bf16 states"] = dcp | {"state_dtype": "bf16"}
     return wanted
+
+
+def _has_dtypes(name: str) -> bool:
+    """Whether the model's bytes follow from data types, and are not fixed in a file."""
+    return is_model_files(Path(name)) or not Path(name).is_file()
 
 
 def _engine(
