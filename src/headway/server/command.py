@@ -18,6 +18,7 @@ from headway.runtime.command import Inspection
 from headway.runtime.memory import parse_bytes
 from headway.server import options as opt
 from headway.server.app import create_app
+from headway.server.recorder import Recorder, check_recording
 from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
@@ -47,6 +48,8 @@ def serve(
     max_running: opt.MaxRunning = EngineConfig.max_running,
     max_waiting: opt.MaxWaiting = EngineConfig.max_waiting,
     max_body: opt.MaxBody = "16MiB",
+    record: opt.RecordFile = None,
+    record_form: opt.RecordForm = "hashes",
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -69,6 +72,7 @@ def serve(
         prefix_reuse=prefix_reuse,
     )
     body_limit = parse_bytes(max_body)
+    check_recording(record, record_form)  # before the model is loaded
     console = Console(stderr=True)
     _set_up_logging(log_level, console)
     listener = _bind(host, port)  # before the model is loaded: that may take minutes
@@ -76,7 +80,9 @@ def serve(
         logging.getLogger("transformers").setLevel(logging.ERROR)  # hints at faster kernels, which are for GPUs
     with listener:
         built = build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
-        options = ServerOptions(served_model_name or built.name, api_key, body_limit)
+        name = served_model_name or built.name
+        recorder = None if record is None else Recorder(record, record_form, name)
+        options = ServerOptions(name, api_key, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, log_level, grace)
 
@@ -125,6 +131,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     if not config.prefix_reuse:
         console.print("  [bold yellow]prefix reuse is off[/]: every prompt is computed anew")
     console.print(f"  longest request: {engine.max_model_len:,} tokens of prompt and answer together")
+    if options.recorder is not None:
+        console.print(f"  recording to {options.recorder.path}")
     console.print(f"  checkpoints at: {', '.join(config.placement)}; evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
