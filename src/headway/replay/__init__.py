@@ -11,6 +11,7 @@ from headway.replay.clairvoyant import clairvoyant_hits
 from headway.replay.endless import endless_matches, read_outputs
 from headway.replay.generate import WORKLOADS, generate
 from headway.replay.readers import FORMATS, RecordingWriter, read_trace
+from headway.replay.record import RunRecord, record_of
 from headway.replay.result import Figures, Kind, Memory, ReplayResult
 from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
@@ -25,6 +26,7 @@ __all__ = [
     "RecordingWriter",
     "ReplayConfig",
     "ReplayResult",
+    "RunRecord",
     "Trace",
     "TraceBuilder",
     "clairvoyant_hits",
@@ -32,5 +34,6 @@ __all__ = [
     "generate",
     "read_outputs",
     "read_trace",
+    "record_of",
     "replay_trace",
 ]

@@ -34,6 +34,7 @@ UNSAVABLE = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKE
 """Lines that no memory could save."""
 _BAR = 18
 _MOMENTS = 24
+_WORST = 5
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
@@ -43,8 +44,12 @@ def show(result: ReplayResult, console: Console, notes: Sequence[str] = ()) -> N
     console.print(_waterfall(result.whole))
     if result.kinds:
         console.print(_kinds(result))
+    if result.prefixes.worst:
+        console.print(_prefixes(result))
     if result.memory:
         console.print(_memory(result))
+    if result.over_time:
+        console.print(_over_time(result))
     for note in notes:
         console.print(f"[dim]- {note}[/]")
 
@@ -101,6 +106,28 @@ def _kinds(result: ReplayResult) -> Table:
         figures = (kind.taken, kind.reused, kind.resumed, kind.evicted, kind.evicted_unused)
         table.add_row(name, *(f"{figure:,}" for figure in figures))
     return table
+
+
+def _prefixes(result: ReplayResult) -> Table:
+    found = result.prefixes
+    table = _table(f"Shared prefixes that lose most ({found.stretches:,} lose {found.lost_tokens:,} tokens in all)")
+    table.add_column("tokens of the prompt", no_wrap=True)
+    for column in ("requests that pass", "first", "last", "computed again", "reused"):
+        table.add_column(column, justify="right")
+    for stretch in found.worst[:_WORST]:
+        figures = (stretch.requests, stretch.first_request, stretch.last_request)
+        counts = (*figures, stretch.lost_tokens, stretch.hit_tokens)
+        table.add_row(f"[{stretch.start:,}, {stretch.stop:,})".replace("[", r"\["), *(f"{count:,}" for count in counts))
+    return table
+
+
+def _over_time(result: ReplayResult) -> str:
+    spans = result.over_time
+    each = -(-len(spans) // _MOMENTS)
+    pools = [spans[i : i + each] for i in range(0, len(spans), each)]
+    shares = [sum(s.hit_tokens for s in pool) / max(1, sum(s.prompt_tokens for s in pool)) for pool in pools]
+    graph = "".join(_LEVELS[round(share * (len(_LEVELS) - 1))] for share in shares)
+    return f"tokens reused over time:  |{graph}| {shares[0]:.0%} at first, {shares[-1]:.0%} at the end"
 
 
 def _memory(result: ReplayResult) -> str:
