@@ -126,10 +126,7 @@ def tell(trace: Trace, config: ReplayConfig, request: int, progress: Callable[[i
     reused, lost = stopped.go_on()
     taken = sorted({(event.position, event.kind) for event in events if isinstance(event, CheckpointStored)})
     end = total + int(trace.answer_tokens[request])
-    marks += [
-        Mark(tokens(place) if place <= length else min(end, place * stopped.symbol), "taken", kind)
-        for place, kind in taken
-    ]
+    marks += [Mark(end if kind == "answer_end" else tokens(place), "taken", kind) for place, kind in taken]
     evicted = [e.kind for e in events if isinstance(e, CheckpointRemoved) and e.cause == "evicted"]
     return Story(
         request=request,
