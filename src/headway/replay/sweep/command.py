@@ -96,16 +96,10 @@ def sweep(
         model, memory = EXAMPLE_MODEL, memory or (None if gpu else "1GB,2GB,4GB,8GB")
     requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
     grid = Grid(
-        memory=words("--memory", memory) if memory else (None,),
+        **_cache_axes(memory, dcp, kv_dtype, state_dtype),
+        **_policy_axes(placement, eviction, alignment, preset),
         tp=(tp,),
-        dcp=numbers("--dcp", dcp),
         pcp=(pcp,),
-        kv_dtype=words("--kv-dtype", kv_dtype),
-        state_dtype=words("--state-dtype", state_dtype),
-        placement=[words("--placement", kinds) for kinds in placement or [_KINDS]],
-        eviction=words("--eviction", eviction),
-        alignment=numbers("--alignment", alignment),
-        preset=[None if name == "headway" else name for name in preset or ["headway"]],
         outputs=outputs,
     )
     if memory and gpu:
@@ -115,6 +109,31 @@ def sweep(
     folder = SweepFolder(out)
     work = Workload.of(requests, outputs, clairvoyant=clairvoyant)
     runs = finish_points(work, points, folder, console, jobs=jobs, ray=ray)
+    _present(runs, folder, console, as_json=as_json)
+
+
+def _cache_axes(memory: str | None, dcp: str, kv_dtype: str, state_dtype: str) -> dict[str, Any]:
+    return {
+        "memory": words("--memory", memory) if memory else (None,),
+        "dcp": numbers("--dcp", dcp),
+        "kv_dtype": words("--kv-dtype", kv_dtype),
+        "state_dtype": words("--state-dtype", state_dtype),
+    }
+
+
+def _policy_axes(
+    placement: Sequence[str] | None, eviction: str, alignment: str, preset: Sequence[str] | None
+) -> dict[str, Any]:
+    return {
+        "placement": [words("--placement", kinds) for kinds in placement or [_KINDS]],
+        "eviction": words("--eviction", eviction),
+        "alignment": numbers("--alignment", alignment),
+        "preset": [None if name == "headway" else name for name in preset or ["headway"]],
+    }
+
+
+def _present(runs: Sequence[RunRecord], folder: SweepFolder, console: Console, *, as_json: bool) -> None:
+    """Print the results and write the report."""
     if as_json:
         typer.echo(json.dumps([run.as_dict() for run in runs], indent=2))
     else:
