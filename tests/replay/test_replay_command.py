@@ -53,12 +53,36 @@ def test_a_trace_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "taken to contain its answer" in " ".join(out.split())
 
 
+@pytest.mark.parametrize("preset", ["vllm", "sglang", "marconi"])
+def test_presets(capsys: pytest.CaptureFixture[str], preset: str) -> None:
+    code, out, err = run(capsys, "--limit", "60", "--preset", preset)
+    assert code == 0, err
+    assert f"whole trace: {preset}" in out
+    assert f"imitates {preset}" in " ".join(out.split())
+
+
+def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--limit", "30", "--clock", "trace", "--gpu", "h100", "--memory", "4GB", "--speed", "20")
+    code, out, err = run(capsys, *arguments)
+    assert code == 0, err
+    for words in ("for the first token", "in the queue", "estimated", "times are estimates", "20 x the recorded rate"):
+        assert words in " ".join(out.split())
+    found = as_json(capsys, *arguments)["result"]["latency"]
+    assert found["requests"] == 30
+    assert 0 < found["first_token"]["p50"] <= found["first_token"]["p90"] <= found["first_token"]["p99"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (("--model", "kimi-k4"), 2, "not in the catalogue"),
         (("--model", "kimi-k3"), 2, "how much memory"),
-        (("--clock", "trace"), 2, "clock"),
+        (("--clock", "wall"), 2, "clock 'wall'"),
+        (("--clock", "trace"), 2, "name the GPU"),
+        (("--speed", "2"), 2, "need --clock trace"),
+        (("--preset", "trt"), 2, "unknown preset"),
+        (("--preset", "vllm", "--eviction", "lru"), 2, "are the preset's"),
+        (("--max-answer", "3"), 1, "cannot be cut"),
         (("--model", "kimi-k3", "--tp", "4", "--dcp", "3", "--memory", "9GB"), 2, "not divisible"),
         (("absent.jsonl", "--model", "kimi-k3", "--memory", "9GB"), 1, "absent.jsonl"),
         (("absent.jsonl",), 2, "which model"),

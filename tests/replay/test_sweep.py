@@ -67,6 +67,12 @@ def test_a_point_gives_what_a_replay_gives() -> None:
     assert found["clairvoyant"] == alone.as_dict()["clairvoyant"]
 
 
+def test_presets_of_other_engines_are_points_like_any_other() -> None:
+    which = points(memory=("4GB",), preset=(None, "vllm", "sglang,memory_ratio=2.0"))
+    found = ran(Workload.of(TRACE), which, jobs=1)
+    assert [found[point.key]["preset"].partition(",")[0] for point in which] == ["", "vllm", "sglang"]
+
+
 def test_processes_give_the_same() -> None:
     work = Workload.of(TRACE)
     assert ran(work, points(), jobs=2) == ran(work, points(), jobs=1)
@@ -137,7 +143,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert "4 of 4 runs are in" in " ".join(err.split())
     assert len(json.loads(out)) == 4
-    for wrong, word in ((["--preset", "vllm"], "preset"), (["--gpu", "h200"], "not both")):
+    for wrong, word in ((["--preset", "nobody"], "unknown preset"), (["--gpu", "h200"], "not both")):
         with pytest.raises(SystemExit) as ended:
             main([*arguments, *wrong])
         assert ended.value.code == 2

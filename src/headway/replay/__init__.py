@@ -8,8 +8,10 @@ result.whole.token_hit_rate, result.whole.lost, result.clairvoyant.token_hit_rat
 """
 
 from headway.replay.clairvoyant import clairvoyant_hits
+from headway.replay.clock import Latency, Roofline, Timing, roofline_of
 from headway.replay.endless import endless_matches, read_outputs
 from headway.replay.generate import WORKLOADS, generate
+from headway.replay.presets import PRESETS, MarconiPreset, SglangPreset, VllmPreset
 from headway.replay.readers import FORMATS, RecordingWriter, read_trace
 from headway.replay.record import RunRecord, record_of
 from headway.replay.result import Figures, Kind, Memory, ReplayResult
@@ -19,16 +21,23 @@ from headway.replay.trace import Trace, TraceBuilder
 
 __all__ = [
     "FORMATS",
+    "PRESETS",
     "WORKLOADS",
     "Figures",
     "Kind",
+    "Latency",
+    "MarconiPreset",
     "Memory",
     "RecordingWriter",
     "ReplayConfig",
     "ReplayResult",
+    "Roofline",
     "RunRecord",
+    "SglangPreset",
+    "Timing",
     "Trace",
     "TraceBuilder",
+    "VllmPreset",
     "clairvoyant_hits",
     "endless_matches",
     "generate",
@@ -36,4 +45,5 @@ __all__ = [
     "read_trace",
     "record_of",
     "replay_trace",
+    "roofline_of",
 ]

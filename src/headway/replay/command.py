@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -11,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
-from headway.errors import ConfigError
 from headway.replay import options as opt
 from headway.replay.catalogue import Model
 from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
@@ -22,6 +22,7 @@ from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
 from headway.replay.show import show
 from headway.replay.sizing import Hardware, ModelChoice, format_size, memory_of, sized_model
+from headway.replay.timing import ClockChoice, timing_of, with_active
 from headway.replay.trace import Trace
 
 __all__ = ["replay"]
@@ -44,7 +45,12 @@ def replay(
     block_tokens: opt.BlockTokens = None,
     tokenizer: opt.Tokenizer = None,
     outputs: opt.Outputs = None,
+    max_answer: opt.MaxAnswer = None,
     clock: opt.Clock = "order",
+    speed: opt.Speed = 1.0,
+    max_running: opt.MaxRunning = 64,
+    step_tokens: opt.StepTokens = 8192,
+    efficiency: opt.Efficiency = "0.5,0.7",
     model: opt.ModelName = None,
     attention_bytes: opt.AttentionBytes = 0,
     state_bytes: opt.StateBytes = 0,
@@ -55,11 +61,13 @@ def replay(
     draft: opt.Draft = None,
     kv_dtype: opt.KvDtype = "bf16",
     state_dtype: opt.StateDtype = "fp32",
+    active_parameters: opt.ActiveParameters = None,
     memory: opt.MemorySize = None,
     gpu: opt.Gpu = None,
     gpus: opt.Gpus = 0,
     weights: opt.Weights = None,
     gpu_share: opt.GpuShare = 0.9,
+    preset: opt.Preset = None,
     placement: opt.PlacementKinds = _PLACEMENT,
     eviction: opt.Eviction = "value",
     alignment: opt.Alignment = 1,
@@ -76,6 +84,10 @@ def replay(
 
         headway replay log.jsonl --tokenizer ./model --model qwen3-next --gpu h200 --tp 2 --weights 163GB
 
+        headway replay trace.jsonl --model kimi-k3 --tp 8 --memory 58GB --preset vllm      # what vLLM would do
+
+        headway replay trace.jsonl --model kimi-linear --gpu h200 --clock trace --speed 2  # and how long it takes
+
     Three lines frame the answer: **this cache**; the same memory **knowing the future**, which says how much a better
     choice of checkpoints could still win; and an **endless memory**, which says what the trace has to give. Lost tokens
     that say *evicted* ask for memory (or a larger `--dcp`); *state_never_taken* asks for other `--placement`; *parted*
@@ -83,18 +95,20 @@ def replay(
 
     Hits are counted in whole blocks of the trace. Sizes are those of one rank.
     """
-    if clock != "order":
-        raise ConfigError(f"clock {clock!r}: use 'order'")
     if trace is None and model is None and not (attention_bytes or state_bytes or window):
         model = EXAMPLE_MODEL
         memory = memory or (None if gpu else _EXAMPLE_MEMORY)
     layout = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp)
     choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype)
-    sized = sized_model(choice, layout)
-    room = memory_of(Hardware(memory, gpu, gpus, weights, gpu_share), sized, layout)
+    sized = with_active(sized_model(choice, layout), active_parameters)
+    hardware = Hardware(memory, gpu, gpus, weights, gpu_share)
+    timing = timing_of(ClockChoice(clock, speed, max_running, step_tokens, efficiency), hardware, sized, layout)
+    room = memory_of(hardware, sized, layout, timed=timing is not None)
     kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
     config = ReplayConfig(sized.groups, room, layout, sized.cost, kinds, eviction, alignment, outputs)
+    config = replace(config, preset=preset, timing=timing)
     requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
+    requests = requests.cut_answers(max_answer)
     result = _run(requests, config)
     record = record_of(result, config, sized, requests)
     if html is not None:
@@ -122,7 +136,8 @@ def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: T
         f"before context parallelism: {', '.join(parts)} (source: {model.source})",
         *model.notes,
         _READ[result.outputs],
-        f"hits are whole blocks of {requests.width} tokens ({requests.format}); requests end before the next begins",
+        f"hits are whole blocks of {requests.width} tokens ({requests.format})",
+        *_clock_notes(result, config),
     ]
     if not model.cost_source:
         notes.append("compute: not known for this model; attention is taken to cost as much as the rest at 100k tokens")
@@ -130,6 +145,17 @@ def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: T
         notes.append(f"{result.refused:,} requests are larger than the whole memory")
     notes.append(f"{result.requests_per_second:,.0f} requests a second of processor time")
     return notes
+
+
+def _clock_notes(result: ReplayResult, config: ReplayConfig) -> list[str]:
+    if result.preset:
+        return [f"imitates {result.preset}; what is modelled and what is not: docs/replay.md"]
+    if result.latency is None or config.timing is None:
+        return ["requests end before the next begins"]
+    return [
+        f"times are estimates: {result.latency.estimate}; communication and the host's work take no time",
+        f"arrivals at {config.timing.speed:g} x the recorded rate, at most {config.timing.max_running} at once",
+    ]
 
 
 def _bytes(group: Any) -> int:

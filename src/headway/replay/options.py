@@ -9,9 +9,11 @@ import typer
 
 from headway.replay.catalogue import KV_DTYPES, STATE_DTYPES
 from headway.replay.generate import WORKLOADS
+from headway.replay.presets import PRESETS
 from headway.replay.readers import FORMATS
 
 __all__ = [
+    "ActiveParameters",
     "Alignment",
     "AsJson",
     "AttentionBytes",
@@ -19,6 +21,7 @@ __all__ = [
     "Clock",
     "Dcp",
     "Draft",
+    "Efficiency",
     "Eviction",
     "FormatName",
     "Gpu",
@@ -27,14 +30,19 @@ __all__ = [
     "Html",
     "KvDtype",
     "Limit",
+    "MaxAnswer",
+    "MaxRunning",
     "MemorySize",
     "ModelName",
     "Outputs",
     "Pcp",
     "PlacementKinds",
+    "Preset",
     "Seed",
+    "Speed",
     "StateBytes",
     "StateDtype",
+    "StepTokens",
     "Tokenizer",
     "Tp",
     "TracePath",
@@ -49,6 +57,7 @@ def _option(panel: str | None, text: str, *names: str) -> Any:
 
 
 _TRACE, _MODEL, _MEMORY, _POLICY = "Trace", "Model and layout", "Memory", "Policies"
+_CLOCK = "Clock (estimates of time, with --gpu)"
 
 TracePath = Annotated[
     Path | None, typer.Argument(help="A trace: a file (plain, .gz or .zst) or a folder. Nothing: a generated one.")
@@ -63,7 +72,13 @@ Outputs = Annotated[
     str | None,
     _option(_TRACE, "Whether prompts contain earlier answers, if the trace does not say: never or continuation."),
 ]
-Clock = Annotated[str, _option(_TRACE, "order: each request ends before the next.")]
+MaxAnswer = Annotated[int | None, _option(_TRACE, "Cut answers to that many tokens.")]
+
+Clock = Annotated[str, _option(_CLOCK, "order: each request ends before the next. trace: arrivals as recorded.")]
+Speed = Annotated[float, _option(_CLOCK, "Compress arrivals: 2 is twice the traffic.")]
+MaxRunning = Annotated[int, _option(_CLOCK, "Most requests that run at once.")]
+StepTokens = Annotated[int, _option(_CLOCK, "Most tokens of one step.")]
+Efficiency = Annotated[str, _option(_CLOCK, "Shares of the GPU's peak FLOP/s and bandwidth that are reached.")]
 
 ModelName = Annotated[
     str | None,
@@ -77,6 +92,7 @@ Dcp = Annotated[int, _option(_MODEL, "Decode-context-parallel size; divides --tp
 Pcp = Annotated[int, _option(_MODEL, "Prefill-context-parallel size.")]
 Draft = Annotated[str | None, _option(_MODEL, "Draft: kimi-k3-mla, or BYTES[:LOOKAHEAD[:replicated]].")]
 KvDtype = Annotated[str, _option(_MODEL, f"Attention entries: {', '.join(KV_DTYPES)}.")]
+ActiveParameters = Annotated[str | None, _option(_MODEL, "Parameters that work on a token, if not known: 3B.")]
 StateDtype = Annotated[str, _option(_MODEL, f"Recurrent states: {', '.join(STATE_DTYPES)}.")]
 
 MemorySize = Annotated[str | None, _option(_MEMORY, "Of one rank, for the cache: 20GB, 16GiB, or endless.")]
@@ -85,6 +101,10 @@ Gpus = Annotated[int, _option(_MEMORY, "How many, to check: --tp x --pcp.")]
 Weights = Annotated[str | None, _option(_MEMORY, "Bytes of the weights on all GPUs together.")]
 GpuShare = Annotated[float, _option(_MEMORY, "Share of a GPU for weights and cache.")]
 
+Preset = Annotated[
+    str | None,
+    _option(_POLICY, f"Imitate another engine: {', '.join(PRESETS)}; with settings as in vllm,running=32."),
+]
 PlacementKinds = Annotated[
     str, _option(_POLICY, "Positions that get a checkpoint, with commas; interval:N for a grid.")
 ]

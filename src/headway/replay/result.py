@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import ComputeCost, Counters, Reason
+from headway.replay.clock.latency import Latency
 from headway.replay.details import LostPrefixes, Span
 from headway.replay.trace import Trace
 
@@ -168,6 +169,8 @@ class ReplayResult:
         second_half_clairvoyant: The same, second half.
         over_time: Hits over the trace.
         prefixes: Which shared prefixes lose most.
+        latency: What requests waited for, with the clock `trace`; else None.
+        preset: The engine that was imitated, with its settings; empty for the cache as it is.
     """
 
     trace: str
@@ -187,6 +190,8 @@ class ReplayResult:
     second_half_clairvoyant: Figures | None = None
     over_time: list[Span] = field(default_factory=list)
     prefixes: LostPrefixes = field(default_factory=LostPrefixes)
+    latency: Latency | None = None
+    preset: str = ""
 
     @property
     def requests_per_second(self) -> float:

@@ -1,4 +1,4 @@
-"""The run: a trace through `PrefixCache` as it is, one request after another.
+"""The run: a trace through `PrefixCache` as it is, one request after another (or through a preset, or with a clock).
 
 With the clock `order` each request ends before the next begins: what the cache can do, apart from what load adds. Every
 request is looked up, leased, computed in one step that exports its checkpoints on the way, answered and finished, which
@@ -19,12 +19,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import MOST_SAMPLED, Explanation, Lease, PrefixCache, Prompt, Reason
+from headway.cache import MOST_SAMPLED, Lease, PrefixCache, Prompt
 from headway.errors import ConfigError, UnservableError
 from headway.replay.clairvoyant import clairvoyant_hits
+from headway.replay.clock.timed import TimedRun
 from headway.replay.details import lost_by_prefix, over_time
 from headway.replay.endless import Reading, answer_blocks, endless_matches, read_outputs
-from headway.replay.result import FORGOTTEN, LINES, REFUSED, Memory, Recording, ReplayResult, figures, kinds
+from headway.replay.noting import note_explanation
+from headway.replay.presets.marconi import ALPHAS, marconi_config
+from headway.replay.presets.run import run_preset
+from headway.replay.presets.settings import MarconiPreset, described, preset_of
+from headway.replay.result import LINES, REFUSED, Memory, Recording, ReplayResult, figures, kinds
 from headway.replay.scaling import ReplayConfig, Scale, scale
 from headway.replay.trace import Trace
 
@@ -38,7 +43,6 @@ Progress = Callable[[int, int], None]
 _SAMPLES = 60
 _FRESH, _LAST = 1 << 30, (1 << 31) - 1
 """Symbols of answers that occur nowhere else count up from here, and start again when they are through."""
-_LINE = {reason: LINES.index(reason.value) for reason in Reason}
 
 
 def replay_trace(
@@ -64,11 +68,7 @@ def replay_trace(
     reading = read_outputs(trace, config.outputs)
     if matches is None:
         matches = endless_matches(trace, reading)
-    sized = scale(config, trace.width, len(trace.symbols), len(trace))
-    run = _Run(trace, sized, reading, matches)
-    began = time.process_time()
-    run.all(progress)
-    result = _result(trace, config, sized, reading, matches, run.recording, time.process_time() - began)
+    result = _replayed(trace, config, reading, matches, progress)
     if not clairvoyant:
         return result
     hits, half = clairvoyant_hits(trace, config, matches, reading), len(trace) // 2
@@ -77,6 +77,50 @@ def replay_trace(
         clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
         second_half_clairvoyant=figures(trace, config.cost, hits, matches, None, half),
     )
+
+
+def _replayed(
+    trace: Trace, config: ReplayConfig, reading: Reading, matches: Longs, progress: Progress | None
+) -> ReplayResult:
+    """Run the cache, or a preset."""
+    settings, began = preset_of(config.preset), time.process_time()
+    if isinstance(settings, MarconiPreset):
+        alpha = settings.alpha if settings.alpha >= 0 else _tuned(trace, config, settings)
+        result = _replayed(trace, marconi_config(config, settings, alpha), reading, matches, progress)
+        return replace(result, preset=described(replace(settings, alpha=alpha)))
+    if settings is not None:
+        if config.timing is not None:
+            raise ConfigError(
+                f"preset {config.preset!r} has no clock: arrival times are replayed for the cache itself and for "
+                f"marconi; use clock 'order'"
+            )
+        found = run_preset(trace, config, settings, reading, matches, progress)
+        size = found.grain, found.block_bytes, found.blocks
+        result = _result(trace, config, size, reading, matches, found.recording, time.process_time() - began)
+        return replace(result, preset=described(settings))
+    if config.timing is not None:
+        timed = TimedRun(trace, config, config.timing, reading, matches, progress)
+        latency = timed.all()
+        size = 1, timed.scale.block_bytes, timed.scale.cache.blocks if config.memory is not None else 0
+        result = _result(trace, config, size, reading, matches, timed.recording, time.process_time() - began)
+        return replace(result, latency=latency)
+    sized = scale(config, trace.width, len(trace.symbols), len(trace))
+    run = _Run(trace, sized, reading, matches)
+    run.all(progress)
+    size = sized.symbol, sized.block_bytes, sized.cache.blocks if config.memory is not None else 0
+    return _result(trace, config, size, reading, matches, run.recording, time.process_time() - began)
+
+
+def _tuned(trace: Trace, config: ReplayConfig, settings: MarconiPreset) -> float:
+    """The alpha that reuses most on the first part of the trace; the smallest of equals."""
+    head = trace.head(max(1, int(len(trace) * settings.bootstrap)))
+    config, reading = replace(config, timing=None), read_outputs(head, config.outputs)
+    matches = endless_matches(head, reading)
+    hits = {
+        alpha: _replayed(head, marconi_config(config, settings, alpha), reading, matches, None).whole.hit_tokens
+        for alpha in ALPHAS
+    }
+    return max(ALPHAS, key=lambda alpha: (hits[alpha], -alpha))
 
 
 class _Run:
@@ -145,7 +189,16 @@ class _Run:
             recording.refused += 1
             recording.lost[LINES.index(REFUSED), i] = self._tokens[i]
             return
-        self._note(i, lease.explanation, len(prompt))
+        note_explanation(
+            recording,
+            i,
+            lease.explanation,
+            len(prompt),
+            self._scale.symbol,
+            self._matches[i],
+            tokens=self._tokens[i],
+            resends=self._resends,
+        )
         if self._compute(lease, answer, stop):
             cache.finish([lease.row])
         else:
@@ -224,35 +277,6 @@ class _Run:
         self._fresh += max(0, symbols)
         return np.arange(first, self._fresh, dtype=np.int32)
 
-    # ---- writing down
-
-    def _note(self, i: int, explanation: Explanation, length: int) -> None:
-        """Write down what became of a prompt, in tokens.
-
-        A prompt that is known to its end and resumes behind its whole blocks is a resend: in tokens its checkpoint lies
-        before its last token.
-        """
-        symbol, tokens = self._scale.symbol, self._tokens[i]
-        lost = self.recording.lost
-        if explanation.matched == length and explanation.hit_tokens == length - 1 and self._resends:
-            self.recording.hits[i] = tokens - 1
-            lost[_LINE[Reason.LAST_TOKEN], i] = 1
-            return
-        hit = explanation.hit_tokens * symbol
-        if hit == tokens:
-            hit, lost[_LINE[Reason.LAST_TOKEN], i] = tokens - 1, 1
-        self.recording.hits[i] = hit
-        forgotten = self._matches[i] - (tokens - 1 if explanation.matched == length else explanation.matched * symbol)
-        for loss in explanation.losses:
-            amount = (tokens if loss.stop >= length else loss.stop * symbol) - loss.start * symbol
-            if forgotten > 0 and loss.reason in (Reason.PARTED, Reason.NOTHING_MATCHED):
-                lost[LINES.index(FORGOTTEN), i] = forgotten
-                amount -= forgotten
-            elif loss.reason is Reason.LAST_TOKEN and loss.stop >= length:
-                lost[_LINE[Reason.EVICTED], i] += amount - 1
-                amount = 1
-            lost[_LINE[loss.reason], i] += amount
-
     def _sample(self, done: int) -> None:
         cache, size, counters = self._cache, self._scale.block_bytes, self._counters
         used = (self._scale.cache.blocks - cache.free_blocks) * size
@@ -296,19 +320,20 @@ class Stopped:
 def _result(
     trace: Trace,
     config: ReplayConfig,
-    sized: Scale,
+    size: tuple[int, int, int],
     reading: Reading,
     matches: Longs,
     found: Recording,
     seconds: float,
 ) -> ReplayResult:
     half = len(trace) // 2
+    symbol, block_bytes, blocks = size
     return ReplayResult(
         trace=trace.name,
         outputs=reading.outputs,
-        symbol=sized.symbol,
-        block_bytes=sized.block_bytes,
-        blocks=sized.cache.blocks if config.memory is not None else 0,
+        symbol=symbol,
+        block_bytes=block_bytes,
+        blocks=blocks,
         whole=figures(trace, config.cost, found.hits, matches, found.lost, 0),
         second_half=figures(trace, config.cost, found.hits, matches, found.lost, half),
         kinds=kinds(found.counters),

@@ -28,6 +28,8 @@ from headway.cache import (
 )
 from headway.cache.placement import DEFAULT_PLACEMENT
 from headway.errors import ConfigError
+from headway.replay.clock.roofline import Timing
+from headway.replay.presets.settings import Preset, preset_of
 
 __all__ = ["ReplayConfig", "Scale", "scale"]
 
@@ -50,6 +52,9 @@ class ReplayConfig:
         outputs: "never": no prompt contains an earlier answer. "continuation": where a prompt goes on from the end of
             an earlier one, it goes on with that one's answer. None: as the trace's format suggests.
         history_tokens: Tokens of evicted paths that are remembered; None: the cache's default.
+        preset: Imitate another engine: "vllm", "sglang" or "marconi", with settings as in "vllm,running=32", or a
+            record from `headway.replay`. Placement, eviction and alignment are then the preset's.
+        timing: Arrivals as recorded and steps that take time; None: each request ends before the next begins.
     """
 
     groups: Sequence[LayerSpec]
@@ -61,6 +66,8 @@ class ReplayConfig:
     alignment: int = 1
     outputs: str | None = None
     history_tokens: int | None = None
+    preset: str | Preset | None = None
+    timing: Timing | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -74,6 +81,9 @@ class ReplayConfig:
             raise ConfigError(f"memory is {self.memory} bytes, it must be positive")
         if self.alignment < 1:
             raise ConfigError(f"alignment is {self.alignment} tokens, it must be at least 1")
+        chosen = tuple(self.placement), self.eviction, self.alignment
+        if preset_of(self.preset) is not None and chosen != (DEFAULT_PLACEMENT, "value", 1):
+            raise ConfigError("placement, eviction and alignment are the preset's: leave them out, or the preset")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.cache import Reason
+from headway.replay.clock.latency import Latency
 from headway.replay.result import FORGOTTEN, REFUSED, Figures, ReplayResult
 from headway.replay.sizing import format_size
 
-__all__ = ["MEANING", "UNSAVABLE", "show"]
+__all__ = ["MEANING", "UNSAVABLE", "format_seconds", "show"]
 
 MEANING = {
     Reason.NOTHING_MATCHED.value: "no earlier prompt begins like this one",
@@ -46,6 +47,8 @@ def show(result: ReplayResult, console: Console, notes: Sequence[str] = ()) -> N
         console.print(_kinds(result))
     if result.prefixes.worst:
         console.print(_prefixes(result))
+    if result.latency is not None:
+        console.print(_latency(result.latency))
     if result.memory:
         console.print(_memory(result))
     if result.over_time:
@@ -64,7 +67,8 @@ def _rates(result: ReplayResult) -> Table:
         ("second half", result.second_half, result.second_half_clairvoyant),
     )
     for half, ours, future in halves:
-        table.add_row(f"{half}: this cache", *_rate_cells(ours), style="bold")
+        who = result.preset.partition(",")[0] or "this cache"
+        table.add_row(f"{half}: {who}", *_rate_cells(ours), style="bold")
         if future is not None:
             table.add_row(f"{half}: knowing the future", *_rate_cells(future))
         table.add_row(f"{half}: endless memory", f"{ours.endless_hit_rate:.1%}", "", f"{ours.endless_compute:.1%}")
@@ -128,6 +132,33 @@ def _over_time(result: ReplayResult) -> str:
     shares = [sum(s.hit_tokens for s in pool) / max(1, sum(s.prompt_tokens for s in pool)) for pool in pools]
     graph = "".join(_LEVELS[round(share * (len(_LEVELS) - 1))] for share in shares)
     return f"tokens reused over time:  |{graph}| {shares[0]:.0%} at first, {shares[-1]:.0%} at the end"
+
+
+def _latency(latency: Latency) -> Table:
+    table = _table(f"What requests would wait for, estimated ({latency.requests:,} requests)")
+    table.add_column("", no_wrap=True)
+    for column in ("half", "90%", "99%", "mean"):
+        table.add_column(column, justify="right")
+    rows = (
+        ("in the queue", latency.queue),
+        ("for the first token", latency.first_token),
+        ("for each further token", latency.each_token),
+        ("for the whole answer", latency.total),
+    )
+    for name, times in rows:
+        table.add_row(name, *(format_seconds(t) for t in (times.p50, times.p90, times.p99, times.mean)))
+    table.caption = (
+        f"{latency.computed_tokens:,.0f} tokens computed and {latency.answer_tokens:,.0f} answered a second, busy "
+        f"{latency.busy:.0%} of {format_seconds(latency.seconds)}; {latency.preemptions:,} preemptions"
+    )
+    return table
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time for people: `1.5 s`, `12 ms`."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:,.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
 
 
 def _memory(result: ReplayResult) -> str:

@@ -14,7 +14,16 @@ from headway.replay.catalogue import Model, draft_of, inspected_model, model_of
 from headway.replay.gpus import gpu_of
 from headway.replay.model_files import is_model_files, model_of_files
 
-__all__ = ["Hardware", "ModelChoice", "format_size", "memory_of", "parse_size", "sized_model"]
+__all__ = [
+    "Hardware",
+    "ModelChoice",
+    "checked_ranks",
+    "format_size",
+    "memory_of",
+    "parse_size",
+    "sized_model",
+    "weights_of",
+]
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
@@ -115,30 +124,25 @@ def sized_model(choice: ModelChoice, layout: ParallelLayout) -> Model:
     return replace(model, groups=(*model.groups, draft_of(choice.draft, choice.kv_dtype)))
 
 
-def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout) -> int | None:
+def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout, *, timed: bool = False) -> int | None:
     """Bytes of one rank for the cache; None for endless.
+
+    Args:
+        hardware: What the user gave.
+        model: The model.
+        layout: The parallel layout.
+        timed: The GPU is named for its speed as well, so memory may be given beside it.
 
     Raises:
         ConfigError: Neither memory nor GPU, unknown weights, or nothing left beside them.
     """
     if hardware.memory is not None:
-        if hardware.gpu is not None:
+        if hardware.gpu is not None and not timed:
             raise ConfigError("give --memory or --gpu, not both")
         return None if hardware.memory == "endless" else parse_size(hardware.memory)
     if hardware.gpu is None:
         raise ConfigError("how much memory? Give --memory, of one rank (20GB, or endless), or --gpu NAME")
-    ranks = layout.tp * layout.pcp
-    if hardware.gpus not in (0, ranks):
-        raise ConfigError(
-            f"--gpus {hardware.gpus} for tp={layout.tp}, pcp={layout.pcp}: the layout takes tp x pcp = {ranks}; for "
-            f"several copies of the model, replay one copy's share of the traffic"
-        )
-    if hardware.weights is None and not model.parameters:
-        raise ConfigError(
-            f"how many parameters {model.name} has is not known here: give --weights, the bytes of its weights on all "
-            f"GPUs together (such as the size of the checkpoint), or --memory of one rank"
-        )
-    weights = parse_size(hardware.weights) if hardware.weights else 2 * model.parameters
+    ranks, weights = checked_ranks(hardware, layout), weights_of(hardware, model)
     total = gpu_of(hardware.gpu).memory_bytes
     left = int(total * hardware.share - weights / ranks)
     if left <= 0:
@@ -147,6 +151,37 @@ def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout) -> int |
             f"{hardware.share:g} for a cache: take more GPUs (a larger --tp), or --weights for smaller weights"
         )
     return left
+
+
+def checked_ranks(hardware: Hardware, layout: ParallelLayout) -> int:
+    """Ranks of the layout, a GPU each.
+
+    Raises:
+        ConfigError: Another number of GPUs was named.
+    """
+    ranks = layout.tp * layout.pcp
+    if hardware.gpus not in (0, ranks):
+        raise ConfigError(
+            f"--gpus {hardware.gpus} for tp={layout.tp}, pcp={layout.pcp}: the layout takes tp x pcp = {ranks}; for "
+            f"several copies of the model, replay one copy's share of the traffic"
+        )
+    return ranks
+
+
+def weights_of(hardware: Hardware, model: Model) -> int:
+    """Bytes of the weights on all ranks together: as given, or two a parameter.
+
+    Raises:
+        ConfigError: Neither is known.
+    """
+    if hardware.weights is not None:
+        return parse_size(hardware.weights)
+    if not model.parameters:
+        raise ConfigError(
+            f"how many parameters {model.name} has is not known here: give --weights, the bytes of its weights on all "
+            f"GPUs together (such as the size of the checkpoint); or without a clock, --memory of one rank instead"
+        )
+    return 2 * model.parameters
 
 
 def _by_hand(choice: ModelChoice) -> Model:

@@ -111,6 +111,20 @@ class Trace:
             boundary_offsets=self.boundary_offsets[: n + 1],
         )
 
+    def cut_answers(self, tokens: int | None) -> Trace:
+        """The same requests with answers of at most `tokens` tokens; None: as they are.
+
+        Raises:
+            TraceError: The trace itself says what was answered, so later prompts contain the whole answers.
+        """
+        if tokens is None:
+            return self
+        if self.has_answers:
+            raise TraceError(
+                f"{self.name}: its answers are recorded and come back in later prompts: they cannot be cut"
+            )
+        return replace(self, answer_tokens=np.minimum(self.answer_tokens, tokens))
+
 
 _UNKNOWN = object()
 

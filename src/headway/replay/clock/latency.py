@@ -1,0 +1,61 @@
+"""What requests waited for, as estimated: percentiles of times, and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Latency", "Percentiles"]
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Seconds that half, 90% and 99% of the requests stay within, and the mean."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Percentiles:
+        """Percentiles of some times; all 0 where there are none. Between two times it is interpolated."""
+        if not len(seconds):
+            return cls(0.0, 0.0, 0.0, 0.0)
+        p50, p90, p99 = np.percentile(np.asarray(seconds, dtype=np.float64), [50, 90, 99]).tolist()
+        return cls(p50, p90, p99, float(np.mean(seconds)))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Times and rates of a replay with the clock `trace`. All of them are estimates.
+
+    Attributes:
+        requests: Requests that ended with an answer.
+        first_token: From arrival to the first token.
+        queue: From arrival to admission.
+        each_token: Mean time between the tokens of an answer, over the answers of two tokens and more.
+        total: From arrival to the last token.
+        seconds: From the first arrival to the last end.
+        busy: Share of it in which a step was running.
+        steps: Steps.
+        preemptions: Requests that gave way to others when memory ran out.
+        computed_tokens: Tokens computed a second, of prompts and answers.
+        answer_tokens: Tokens of answers a second.
+        estimate: What the times were computed from, for people.
+    """
+
+    requests: int
+    first_token: Percentiles
+    queue: Percentiles
+    each_token: Percentiles
+    total: Percentiles
+    seconds: float
+    busy: float
+    steps: int
+    preemptions: int
+    computed_tokens: float
+    answer_tokens: float
+    estimate: str
