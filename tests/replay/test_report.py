@@ -120,6 +120,19 @@ def test_labels_are_what_differs() -> None:
     assert run_labels([run(), run(policy=lru)]) == ["prompt_end, value", "prompt_end+junction, lru"]
 
 
+def test_names_and_focus_can_be_given() -> None:
+    page = read(report_page([run(300), run(400)], names=["as it is", "more"], focus=0)).text
+    assert "Where the tokens went: as it is" in page
+    assert "The best of 2 runs (more)" in page
+
+
+def test_memory_is_a_curve_only_where_nothing_else_differs() -> None:
+    lru = {"placement": ["prompt_end"], "eviction": "lru"}
+    assert "Hit rate over memory" not in read(report_page([run(), run(memory=7 * GB, policy=lru)])).text
+    page = read(report_page([run(), run(400, memory=40 * GB), run(memory=7 * GB, policy=lru)])).text
+    assert "From 20 GB to 40 GB a rank, the hit rate goes from 30.0% to" in page
+
+
 def test_sentences() -> None:
     assert findings.on_rates([run()], ["this run"]) == (
         "This cache reuses 30.0% of the prompt tokens, which saves 30.0% of the prefill compute. An endless memory "

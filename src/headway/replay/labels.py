@@ -27,9 +27,10 @@ def run_labels(runs: Sequence[RunRecord]) -> list[str]:
 
 def settings(run: RunRecord) -> dict[str, Any]:
     """What a run was made with, flat, in the order in which people name it."""
-    sizes = {f"bytes of {group.name}": group.bytes for group in run.groups}
-    read = {"trace": run.result.trace, "model": run.model.name}
-    return read | sizes | run.layout | run.policy | {"memory": memory_text(run)}
+    sizes = {group.name: format_size(group.bytes) for group in run.groups}
+    read = {"trace": run.result.trace, "model": run.model.name, "preset": run.policy.get("preset") or "headway"}
+    others = {name: value for name, value in run.policy.items() if name != "preset"}
+    return read | sizes | run.layout | others | {"memory": memory_text(run)}
 
 
 def memory_text(run: RunRecord) -> str:

@@ -51,8 +51,10 @@ def read_runs(path: Path) -> list[RunRecord]:
     return found
 
 
-def write_report(runs: Sequence[RunRecord], path: Path, notes: Sequence[str] = ()) -> None:
-    """Write a page about `runs`, whole or not at all.
+def write_report(
+    runs: Sequence[RunRecord], path: Path, *, names: Sequence[str] | None = None, focus: int | None = None
+) -> None:
+    """Write a page about `runs`, whole or not at all; `names` and `focus` as for `report_page`.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -60,7 +62,7 @@ def write_report(runs: Sequence[RunRecord], path: Path, notes: Sequence[str] = (
     """
     from headway.replay.report import report_page  # it imports matplotlib, which only reports need
 
-    text = report_page(runs, notes)
+    text = report_page(runs, names=names, focus=focus)
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headway.errors import ConfigError
 from headway.replay import options as opt
-from headway.replay.advice.study import study
+from headway.replay.advice.study import Study, study
 from headway.replay.advice.text import advice_text
 from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
 from headway.replay.record import RunRecord
@@ -92,11 +92,19 @@ def advise(
     text = advice_text(found, hardware, running=running)
     (out / "advice.md").write_text(text, encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps({"advice": text, "runs": [one.as_dict() for one in found.runs]}, indent=2))
+        typer.echo(json.dumps({"advice": text, "runs": [one.run.as_dict() for one in found.variants]}, indent=2))
     else:
         Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    _draw(found, folder, console)
+
+
+def _draw(found: Study, folder: SweepFolder, console: Console) -> None:
+    """Write the report, the layout taken in focus."""
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no report: that needs pip install 'headway[report]'; then run this command again", markup=False)
         return
-    write_report(found.runs, folder.page)
+    every = found.variants
+    changed = {id(variant) for variant in found.changes}
+    names = [f"{found.best.name}, {one.name}" if id(one) in changed else one.name for one in every]
+    write_report([one.run for one in every], folder.page, names=names, focus=every.index(found.best))
     console.print(f"figures are in {folder.page}", highlight=False)

@@ -69,10 +69,9 @@ class Study:
     engines: Mapping[str, Sequence[Variant]] = field(default_factory=dict)
 
     @property
-    def runs(self) -> list[RunRecord]:
-        """All runs, each once."""
-        found = [v.run for v in (*self.layouts, *self.changes)]
-        return found + [variant.run for variants in self.engines.values() for variant in variants]
+    def variants(self) -> list[Variant]:
+        """All runs, each once, the layouts first."""
+        return [*self.layouts, *self.changes, *(variant for runs in self.engines.values() for variant in runs)]
 
 
 Runner = Callable[[Sequence[Point]], Sequence[RunRecord]]

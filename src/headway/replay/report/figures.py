@@ -22,7 +22,7 @@ from headway.replay.result import LINES, Memory
 from headway.replay.show import UNSAVABLE
 from headway.replay.sizing import format_size
 
-__all__ = ["memory_curve", "memory_sizes", "prefixes", "rates", "reasons", "timeline", "waterfall"]
+__all__ = ["lines_over_memory", "memory_curve", "memory_sizes", "prefixes", "rates", "reasons", "timeline", "waterfall"]
 
 _REUSED, _NEVER, _FUTURE, _INK = "#2a9d5c", "#c9ccd1", "#6a4fb3", "#24292f"
 _LOST = ("#c8443c", "#e58a3a", "#efc14a", "#b05c8c", "#7a6a5c", "#4f86b8", "#8fb0cc", "#a03030", "#5a5a5a", "#d0a0a0")
@@ -122,12 +122,7 @@ def waterfall(run: RunRecord, name: str = "waterfall") -> str:
 
 def memory_sizes(runs: Sequence[RunRecord]) -> str:
     """Hit rate over memory, a line for each set of otherwise equal settings."""
-    lines: dict[str, list[RunRecord]] = defaultdict(list)
-    flat = [settings(run) for run in runs]
-    differing = [key for key in flat[0] if key != "memory" and len({str(one.get(key)) for one in flat}) > 1]
-    for run, one in zip(runs, flat, strict=True):
-        if run.memory:
-            lines[", ".join(f"{key} {one[key]}" for key in differing) or "this cache"].append(run)
+    lines = lines_over_memory(runs)
     with _drawing("memory-sizes", 3.4) as drawing:
         axes = drawing.axes
         for colour, (name, members) in zip(_LINES * (1 + len(lines) // len(_LINES)), lines.items(), strict=False):
@@ -149,6 +144,22 @@ def memory_sizes(runs: Sequence[RunRecord]) -> str:
         axes.set_ylim(0, min(1.0, 1.15 * ceiling + 0.01))
         _legend(axes, len(lines))
     return drawing.svg
+
+
+def lines_over_memory(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Runs that differ in their memory alone, by the settings in which the sets differ."""
+    sets: dict[str, list[tuple[RunRecord, dict[str, Any]]]] = defaultdict(list)
+    for run in runs:
+        if run.memory:
+            one = {key: value for key, value in settings(run).items() if key != "memory"}
+            sets[str(one)].append((run, one))
+    kept = [members for members in sets.values() if len(members) > 1]
+    flat = [members[0][1] for members in kept]
+    keys = [key for key in flat[0] if len({str(one.get(key)) for one in flat}) > 1] if flat else []
+    return {
+        ", ".join(f"{key} {one[key]}" for key in keys) or "this cache": [run for run, _ in members]
+        for members, one in zip(kept, flat, strict=True)
+    }
 
 
 def timeline(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:

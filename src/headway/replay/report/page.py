@@ -38,12 +38,20 @@ td.text, th.text { text-align: left; white-space: normal; } code { background: #
 """
 
 
-def report_page(runs: Sequence[RunRecord], notes: Sequence[str] = ()) -> str:
+def report_page(
+    runs: Sequence[RunRecord],
+    notes: Sequence[str] = (),
+    *,
+    names: Sequence[str] | None = None,
+    focus: int | None = None,
+) -> str:
     """An HTML page about runs of one or several traces, complete in itself.
 
     Args:
         runs: At least one.
         notes: Sentences on how the runs were made.
+        names: What to call the runs; by default the settings in which they differ.
+        focus: Number of the run that is shown in detail; by default the one that saves most compute.
 
     Raises:
         ConfigError: No runs.
@@ -51,20 +59,20 @@ def report_page(runs: Sequence[RunRecord], notes: Sequence[str] = ()) -> str:
     """
     if not runs:
         raise ConfigError("a report needs at least one run")
-    labels = run_labels(runs)
+    labels = run_labels(runs) if names is None else names
     shown = _most_telling(runs, _MOST_BARS)
-    best = findings.best_run(runs)
+    best = findings.best_run(runs) if focus is None else focus
     sections = [_summary(runs, labels, shown)]
     if len(runs) > 1:
         sections.append(_reasons(runs, labels, shown))
-    if len({run.memory for run in runs if run.memory}) > 1:
-        sections.append(_section("Hit rate over memory", _sizes_text(runs), figures.memory_sizes(runs)))
+    if figures.lines_over_memory(runs):
+        sections.append(_section("Hit rate over memory", _sizes_text(runs, best), figures.memory_sizes(runs)))
     sections.append(_waterfall(runs[best], labels[best], alone=len(runs) == 1))
-    sections.append(_timeline(runs, labels))
+    sections.append(_timeline(runs, labels, best))
     if runs[best].result.prefixes.worst:
         sections.append(_prefixes(runs[best], labels[best], alone=len(runs) == 1))
     sections.append(_memory(runs[best], labels[best], alone=len(runs) == 1))
-    sections.append(_made(runs, notes))
+    sections.append(_made(runs[best], notes))
     title = f"Headway replay: {Path(runs[0].result.trace).name}"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -115,10 +123,10 @@ def _reasons(runs: Sequence[RunRecord], labels: Sequence[str], shown: Sequence[i
     return _section("Tokens lost by reason", findings.on_reasons(runs, labels), picture, table)
 
 
-def _sizes_text(runs: Sequence[RunRecord]) -> str:
-    best = runs[findings.best_run(runs)]
-    same = [run for run in runs if (run.layout, run.policy, run.groups) == (best.layout, best.policy, best.groups)]
-    return findings.on_memory_sizes(same)
+def _sizes_text(runs: Sequence[RunRecord], best: int) -> str:
+    """About the line of the run in focus, or else about the first."""
+    lines = list(figures.lines_over_memory(runs).values())
+    return findings.on_memory_sizes(next((line for line in lines if any(run is runs[best] for run in line)), lines[0]))
 
 
 def _waterfall(run: RunRecord, label: str, *, alone: bool) -> str:
@@ -126,15 +134,15 @@ def _waterfall(run: RunRecord, label: str, *, alone: bool) -> str:
     total = max(1, whole.prompt_tokens)
     lines = [*whole.lost.items(), ("reused", whole.hit_tokens)]
     rows = [[name, f"{tokens:,}", f"{tokens / total:.1%}", MEANING.get(name, "")] for name, tokens in lines]
-    title = "Where the tokens went" + ("" if alone else f": the best run ({label})")
+    title = "Where the tokens went" + ("" if alone else f": {label}")
     table = _table(("line", "tokens", "share", "why"), rows)
     return _section(title, findings.on_waterfall(run), figures.waterfall(run), table)
 
 
-def _timeline(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
+def _timeline(runs: Sequence[RunRecord], labels: Sequence[str], best: int) -> str:
     shown = _most_telling(runs, _MOST_LINES)
     picture = figures.timeline([runs[i] for i in shown], [labels[i] for i in shown])
-    return _section("Over time", findings.on_time(runs[findings.best_run(runs)]), picture)
+    return _section("Over time", findings.on_time(runs[best]), picture)
 
 
 def _prefixes(run: RunRecord, label: str, *, alone: bool) -> str:
@@ -146,7 +154,7 @@ def _prefixes(run: RunRecord, label: str, *, alone: bool) -> str:
         ]
         for s in run.result.prefixes.worst[:10]
     ]
-    title = "Tokens lost by prefix" + ("" if alone else f": the best run ({label})")
+    title = "Tokens lost by prefix" + ("" if alone else f": {label}")
     note = "<p class='about'>Requests are counted from 0. <code>headway explain TRACE --request N</code> shows one.</p>"
     return _section(title, findings.on_prefixes(run), figures.prefixes(run), _table(head, rows), note)
 
@@ -157,13 +165,12 @@ def _memory(run: RunRecord, label: str, *, alone: bool) -> str:
         [name, *(f"{n:,}" for n in (k.taken, k.reused, k.resumed, k.evicted, k.evicted_unused))]
         for name, k in run.result.kinds.items()
     ]
-    title = "What the memory holds" + ("" if alone else f": the best run ({label})")
+    title = "What the memory holds" + ("" if alone else f": {label}")
     more = [f"<p>{escape(findings.on_checkpoints(run))}</p>", _table(head, rows)] if rows else []
     return _section(title, findings.on_memory(run), figures.memory_curve(run), *more)
 
 
-def _made(runs: Sequence[RunRecord], notes: Sequence[str]) -> str:
-    run = runs[findings.best_run(runs)]
+def _made(run: RunRecord, notes: Sequence[str]) -> str:
     sizes = ", ".join(f"{group.name} {format_size(group.bytes)}" for group in run.groups)
     told = [
         f"Bytes of one token or state on one rank, before context parallelism: {sizes} (source: {run.model.source}).",
