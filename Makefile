@@ -72,7 +72,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,serve$(comma)plot$(comma)ray$(comma)dev,what the server and the tests need (torch, transformers, pytest, ...))
+	$(call install,serve$(comma)report$(comma)ray$(comma)dev,what the server and the tests need (torch, transformers, pytest, ...))
 	@touch $(VENV)/.serve $@
 
 comma := ,

@@ -123,7 +123,7 @@ def test_debugging_shows_where_an_error_came_from(dummy: types.ModuleType, monke
 
 
 @pytest.mark.parametrize(
-    ("module", "extra"), [("torch", "serve"), ("transformers.cache_utils", "serve"), ("matplotlib", "plot")]
+    ("module", "extra"), [("torch", "serve"), ("transformers.cache_utils", "serve"), ("matplotlib", "report")]
 )
 def test_a_missing_extra_is_named(run: Run, dummy: types.ModuleType, module: str, extra: str) -> None:
     dummy.error = ModuleNotFoundError(f"No module named {module!r}", name=module)

@@ -1,4 +1,4 @@
-"""The command line: `headway serve`, `check`, `bench`, `inspect` and `replay`.
+"""The command line: `headway serve`, `check`, `bench`, `inspect`, `replay` and more.
 
 A command is a plain function with typer annotations in the package it belongs to. The table `COMMANDS` names
 it, and its module is imported when the command runs or shows its own help, not before: importing torch takes
@@ -57,12 +57,25 @@ COMMANDS: dict[str, LazyCommand] = {
     "replay": LazyCommand(
         "headway.replay.command:replay", "Replay a request trace: what hit rate to expect, and where the tokens go."
     ),
+    "sweep": LazyCommand(
+        "headway.replay.sweep.command:sweep", "Replay a trace under every combination of settings, side by side."
+    ),
+    "advise": LazyCommand(
+        "headway.replay.advice.command:advise", "Say what to set for a trace and a model, and what it gains."
+    ),
+    "explain": LazyCommand(
+        "headway.replay.explain.command:explain", "Follow one request of a trace through the cache, and say why."
+    ),
+    "report": LazyCommand(
+        "headway.replay.reporting:report", "Make one page with figures from the results of several replays."
+    ),
 }
 """Every command by name. Adding a line here is all that registering a command takes."""
 
 _EXTRAS = {
     "serve": ("fastapi", "jinja2", "prometheus_client", "safetensors", "torch", "transformers", "uvicorn"),
-    "plot": ("matplotlib",),
+    "report": ("matplotlib",),
+    "ray": ("ray",),
 }
 
 

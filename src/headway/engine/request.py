@@ -108,6 +108,7 @@ class RequestResult:
         explanation: What the cache said at admission; None if it was never admitted.
         timings: When things happened.
         preemptions: How often it gave way to others.
+        request: What was asked.
     """
 
     finish_reason: str
@@ -120,6 +121,7 @@ class RequestResult:
     explanation: Explanation | None
     timings: Timings
     preemptions: int
+    request: GenerationRequest
 
 
 @dataclass(frozen=True)
@@ -270,4 +272,5 @@ class RunningRequest:
             explanation=self.explanation,
             timings=self.timings,
             preemptions=self.preemptions,
+            request=self.request,
         )

@@ -13,6 +13,7 @@ from headway.replay.endless import endless_matches, read_outputs
 from headway.replay.generate import WORKLOADS, generate
 from headway.replay.presets import PRESETS, MarconiPreset, SglangPreset, VllmPreset
 from headway.replay.readers import FORMATS, RecordingWriter, read_trace
+from headway.replay.record import RunRecord, record_of
 from headway.replay.result import Figures, Kind, Memory, ReplayResult
 from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
@@ -31,6 +32,7 @@ __all__ = [
     "ReplayConfig",
     "ReplayResult",
     "Roofline",
+    "RunRecord",
     "SglangPreset",
     "Timing",
     "Trace",
@@ -41,6 +43,7 @@ __all__ = [
     "generate",
     "read_outputs",
     "read_trace",
+    "record_of",
     "replay_trace",
     "roofline_of",
 ]

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.replay import options as opt
 from headway.replay.catalogue import Model
-from headway.replay.generate import generate
-from headway.replay.readers import read_trace
+from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
+from headway.replay.record import record_of
+from headway.replay.reporting import write_report
 from headway.replay.result import ReplayResult
 from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
@@ -25,7 +26,7 @@ from headway.replay.trace import Trace
 
 __all__ = ["replay"]
 
-_EXAMPLE_MODEL, _EXAMPLE_MEMORY, _EXAMPLE_REQUESTS = "kimi-linear", "8GB", 3000
+_EXAMPLE_MEMORY = "8GB"
 _PLACEMENT = ",".join(DEFAULT_PLACEMENT)
 _READ = {
     "never": "answers: no prompt contains an earlier answer (--outputs continuation reads the trace the other way)",
@@ -69,6 +70,7 @@ def replay(
     placement: opt.PlacementKinds = _PLACEMENT,
     eviction: opt.Eviction = "value",
     alignment: opt.Alignment = 1,
+    html: opt.Html = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Replay a request trace through the cache that serves: what hit rate to expect, and where every lost token went.
@@ -93,7 +95,7 @@ def replay(
     Hits are counted in whole blocks of the trace. Sizes are those of one rank.
     """
     if trace is None and model is None and not (attention_bytes or state_bytes or window):
-        model = _EXAMPLE_MODEL
+        model = EXAMPLE_MODEL
         memory = memory or (None if gpu else _EXAMPLE_MEMORY)
     layout = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp)
     choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype)
@@ -104,14 +106,14 @@ def replay(
     kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
     policies = kinds, eviction, alignment, outputs
     config = ReplayConfig(sized.groups, room, layout, sized.cost, *policies, preset=preset, timing=timing)
-    if trace is None:
-        requests = generate(workload, limit or _EXAMPLE_REQUESTS, seed=seed, block_tokens=block_tokens or 64)
-    else:
-        requests = read_trace(trace, format=format, block_tokens=block_tokens, tokenizer=tokenizer, limit=limit)
+    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
     requests = requests.cut_answers(max_answer)
     result = _run(requests, config)
+    record = record_of(result, config, sized, requests)
+    if html is not None:
+        write_report([record], html)
     if as_json:
-        typer.echo(json.dumps(_as_dict(result, config, sized, requests), indent=2))
+        typer.echo(json.dumps(record.as_dict(), indent=2))
     else:
         show(result, Console(), _notes(result, config, sized, requests))
 
@@ -153,30 +155,6 @@ def _clock_notes(result: ReplayResult, config: ReplayConfig) -> list[str]:
         f"times are estimates: {result.latency.estimate}; communication and the host's work take no time",
         f"arrivals at {config.timing.speed:g} x the recorded rate, at most {config.timing.max_running} at once",
     ]
-
-
-def _as_dict(result: ReplayResult, config: ReplayConfig, model: Model, requests: Trace) -> dict[str, Any]:
-    return {
-        "model": {"name": model.name, "source": model.source, "notes": model.notes},
-        "groups": [
-            {"name": g.name, "kind": type(g).__name__, "bytes": _bytes(g), "lookahead": g.lookahead}
-            for g in config.groups
-        ],
-        "layout": {"tp": config.layout.tp, "dcp": config.layout.dcp, "pcp": config.layout.pcp},
-        "memory": config.memory,
-        "cost": {
-            "linear": config.cost.linear,
-            "quadratic": config.cost.quadratic,
-            "source": model.cost_source or "assumed",
-        },
-        "policy": {
-            "placement": list(config.placement),
-            "eviction": str(config.eviction),
-            "alignment": config.alignment,
-        },
-        "trace": {"format": requests.format, "block_tokens": requests.width},
-        "result": result.as_dict(),
-    }
 
 
 def _bytes(group: Any) -> int:

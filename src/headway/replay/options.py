@@ -27,6 +27,7 @@ __all__ = [
     "Gpu",
     "GpuShare",
     "Gpus",
+    "Html",
     "KvDtype",
     "Limit",
     "MaxAnswer",
@@ -79,7 +80,10 @@ MaxRunning = Annotated[int, _option(_CLOCK, "Most requests that run at once.")]
 StepTokens = Annotated[int, _option(_CLOCK, "Most tokens of one step.")]
 Efficiency = Annotated[str, _option(_CLOCK, "Shares of the GPU's peak FLOP/s and bandwidth that are reached.")]
 
-ModelName = Annotated[str | None, _option(_MODEL, "A name such as kimi-k3, or what `headway inspect --json` printed.")]
+ModelName = Annotated[
+    str | None,
+    _option(_MODEL, "A name such as kimi-k3, a checkpoint's folder, a config.json, or what `headway inspect` printed."),
+]
 AttentionBytes = Annotated[int, _option(_MODEL, "By hand: a token's attention on one rank, before --dcp.")]
 StateBytes = Annotated[int, _option(_MODEL, "By hand: one recurrent state on one rank.")]
 Window = Annotated[list[str] | None, _option(_MODEL, "By hand: BYTES:TOKENS of a sliding window.")]
@@ -106,4 +110,5 @@ PlacementKinds = Annotated[
 ]
 Eviction = Annotated[str, _option(_POLICY, "value or lru.")]
 Alignment = Annotated[int, _option(_POLICY, "States can be exported at multiples of that many tokens.")]
+Html = Annotated[Path | None, _option(None, "Write a report with figures to this file.", "--html")]
 AsJson = Annotated[bool, _option(None, "Print one JSON object.", "--json")]

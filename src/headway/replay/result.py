@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headway.cache import ComputeCost, Counters, Reason
 from headway.replay.clock.latency import Latency
+from headway.replay.details import LostPrefixes, Span
 from headway.replay.trace import Trace
 
 __all__ = [
@@ -166,6 +167,8 @@ class ReplayResult:
         seconds: Processor time that the run took.
         clairvoyant: What a cache that knows the future reaches, whole trace; None if nobody asked.
         second_half_clairvoyant: The same, second half.
+        over_time: Hits over the trace.
+        prefixes: Which shared prefixes lose most.
         latency: What requests waited for, with the clock `trace`; else None.
         preset: The engine that was imitated, with its settings; empty for the cache as it is.
     """
@@ -185,6 +188,8 @@ class ReplayResult:
     seconds: float
     clairvoyant: Figures | None = None
     second_half_clairvoyant: Figures | None = None
+    over_time: list[Span] = field(default_factory=list)
+    prefixes: LostPrefixes = field(default_factory=LostPrefixes)
     latency: Latency | None = None
     preset: str = ""
 

@@ -23,6 +23,7 @@ from headway.cache import MOST_SAMPLED, Lease, PrefixCache, Prompt
 from headway.errors import ConfigError, UnservableError
 from headway.replay.clairvoyant import clairvoyant_hits
 from headway.replay.clock.timed import TimedRun
+from headway.replay.details import lost_by_prefix, over_time
 from headway.replay.endless import Reading, answer_blocks, endless_matches, read_outputs
 from headway.replay.noting import note_explanation
 from headway.replay.presets.marconi import ALPHAS, marconi_config
@@ -32,7 +33,7 @@ from headway.replay.result import LINES, REFUSED, Memory, Recording, ReplayResul
 from headway.replay.scaling import ReplayConfig, Scale, scale
 from headway.replay.trace import Trace
 
-__all__ = ["replay_trace"]
+__all__ = ["Stopped", "replay_trace"]
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -157,13 +158,28 @@ class _Run:
             if i == requests // 2:
                 self.recording.half = deepcopy(self._counters)
             self._now = times[i]
-            self._one(i)
+            self.one(i)
         self._sample(requests)
         self.recording.counters = self._counters
         if progress:
             progress(requests, requests)
 
-    def _one(self, i: int) -> None:
+    def before(self, request: int, progress: Progress | None) -> PrefixCache:
+        """Run the requests before number `request`. Returns the cache, with the clock at its arrival."""
+        for i in range(request):
+            self._now = float(self._trace.times[i])
+            self.one(i)
+            if progress:
+                progress(i + 1, request)
+        self._now = float(self._trace.times[request])
+        return self._cache
+
+    def prompt(self, i: int) -> Prompt:
+        """The prompt of a request as the cache gets it."""
+        symbols = self._sequence(i)[0]
+        return Prompt(symbols, boundaries=self._boundaries(i, len(symbols)))
+
+    def one(self, i: int) -> None:
         """One request from lookup to its end."""
         cache, recording = self._cache, self.recording
         prompt, answer, stop = self._sequence(i)
@@ -268,6 +284,39 @@ class _Run:
         self.recording.memory.append(Memory(done, self._now, used, min(used, kept * self._held * size), kept))
 
 
+class Stopped:
+    """A run that has stopped just before one of its requests.
+
+    Attributes:
+        cache: The cache as that request finds it.
+        prompt: Its prompt, in symbols.
+        symbol: Tokens in a symbol.
+        endless: Tokens that an endless memory would reuse.
+    """
+
+    def __init__(self, trace: Trace, config: ReplayConfig, request: int, progress: Progress | None = None) -> None:
+        """Run the requests before number `request`.
+
+        Raises:
+            ConfigError: No such request, or a configuration that cannot work.
+        """
+        if not 0 <= request < len(trace):
+            raise ConfigError(f"request {request}: the trace has requests 0 to {len(trace) - 1}")
+        reading = read_outputs(trace, config.outputs)
+        matches, sized = endless_matches(trace, reading), scale(config, trace.width, len(trace.symbols), len(trace))
+        self._run, self._request = _Run(trace, sized, reading, matches), request
+        self.symbol, self.endless = sized.symbol, int(matches[request])
+        self.cache = self._run.before(request, progress)
+        self.prompt = self._run.prompt(request)
+
+    def go_on(self) -> tuple[int, dict[str, int]]:
+        """Run that request. Returns its tokens reused, and its tokens lost by line."""
+        self._run.one(self._request)
+        found = self._run.recording
+        lost = dict(zip(LINES, found.lost[:, self._request].tolist(), strict=True))
+        return int(found.hits[self._request]), {line: tokens for line, tokens in lost.items() if tokens}
+
+
 def _result(
     trace: Trace,
     config: ReplayConfig,
@@ -293,4 +342,6 @@ def _result(
         refused=found.refused,
         starved=found.starved,
         seconds=seconds,
+        over_time=over_time(trace, found.hits, matches),
+        prefixes=lost_by_prefix(trace, reading, found.hits, matches),
     )

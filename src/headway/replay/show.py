@@ -14,9 +14,9 @@ from headway.replay.clock.latency import Latency
 from headway.replay.result import FORGOTTEN, REFUSED, Figures, ReplayResult
 from headway.replay.sizing import format_size
 
-__all__ = ["format_seconds", "show"]
+__all__ = ["MEANING", "UNSAVABLE", "format_seconds", "show"]
 
-_MEANING = {
+MEANING = {
     Reason.NOTHING_MATCHED.value: "no earlier prompt begins like this one",
     Reason.PARTED.value: "earlier prompts go on differently from here",
     Reason.LAST_TOKEN.value: "the last token is always computed",
@@ -30,9 +30,12 @@ _MEANING = {
     Reason.TIER_FAILED.value: "a lower tier failed to load it",
     REFUSED: "the prompt is larger than the memory",
 }
-_NOBODY = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKEN.value, Reason.OTHER_NAMESPACE.value)
+"""What each line of the waterfall means."""
+UNSAVABLE = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKEN.value, Reason.OTHER_NAMESPACE.value)
+"""Lines that no memory could save."""
 _BAR = 18
 _MOMENTS = 24
+_WORST = 5
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
@@ -42,10 +45,14 @@ def show(result: ReplayResult, console: Console, notes: Sequence[str] = ()) -> N
     console.print(_waterfall(result.whole))
     if result.kinds:
         console.print(_kinds(result))
+    if result.prefixes.worst:
+        console.print(_prefixes(result))
     if result.latency is not None:
         console.print(_latency(result.latency))
     if result.memory:
         console.print(_memory(result))
+    if result.over_time:
+        console.print(_over_time(result))
     for note in notes:
         console.print(f"[dim]- {note}[/]")
 
@@ -84,12 +91,12 @@ def _waterfall(figures: Figures) -> Table:
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     table.add_column("why")
     total, done = max(1, figures.prompt_tokens), 0
-    lines = [(name, figures.lost[name], "dim") for name in _NOBODY if figures.lost.get(name)]
-    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in _NOBODY]
+    lines = [(name, figures.lost[name], "dim") for name in UNSAVABLE if figures.lost.get(name)]
+    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in UNSAVABLE]
     for name, tokens, style in [*lines, ("reused", figures.hit_tokens, "green")]:
         left, width = round(done / total * _BAR), max(1, round(tokens / total * _BAR)) if tokens else 0
         bar = Text(" " * min(left, _BAR - width) + "█" * width, style=style)
-        table.add_row(name, f"{tokens:,}", f"{tokens / total:.1%}", bar, _MEANING.get(name, ""), style=style)
+        table.add_row(name, f"{tokens:,}", f"{tokens / total:.1%}", bar, MEANING.get(name, ""), style=style)
         done += tokens
     return table
 
@@ -103,6 +110,28 @@ def _kinds(result: ReplayResult) -> Table:
         figures = (kind.taken, kind.reused, kind.resumed, kind.evicted, kind.evicted_unused)
         table.add_row(name, *(f"{figure:,}" for figure in figures))
     return table
+
+
+def _prefixes(result: ReplayResult) -> Table:
+    found = result.prefixes
+    table = _table(f"Shared prefixes that lose most ({found.stretches:,} lose {found.lost_tokens:,} tokens in all)")
+    table.add_column("tokens of the prompt", no_wrap=True)
+    for column in ("requests that pass", "first", "last", "computed again", "reused"):
+        table.add_column(column, justify="right")
+    for stretch in found.worst[:_WORST]:
+        figures = (stretch.requests, stretch.first_request, stretch.last_request)
+        counts = (*figures, stretch.lost_tokens, stretch.hit_tokens)
+        table.add_row(f"[{stretch.start:,}, {stretch.stop:,})".replace("[", r"\["), *(f"{count:,}" for count in counts))
+    return table
+
+
+def _over_time(result: ReplayResult) -> str:
+    spans = result.over_time
+    each = -(-len(spans) // _MOMENTS)
+    pools = [spans[i : i + each] for i in range(0, len(spans), each)]
+    shares = [sum(s.hit_tokens for s in pool) / max(1, sum(s.prompt_tokens for s in pool)) for pool in pools]
+    graph = "".join(_LEVELS[round(share * (len(_LEVELS) - 1))] for share in shares)
+    return f"tokens reused over time:  |{graph}| {shares[0]:.0%} at first, {shares[-1]:.0%} at the end"
 
 
 def _latency(latency: Latency) -> Table:

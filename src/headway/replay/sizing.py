@@ -12,6 +12,7 @@ from headway.cache.spec import ComputeCost
 from headway.errors import ConfigError
 from headway.replay.catalogue import Model, draft_of, inspected_model, model_of
 from headway.replay.gpus import gpu_of
+from headway.replay.model_files import is_model_files, model_of_files
 
 __all__ = [
     "Hardware",
@@ -33,7 +34,8 @@ class ModelChoice:
     """How a user names the model.
 
     Attributes:
-        name: A name of the catalogue, or a file that `headway inspect MODEL --json` printed; None: bytes by hand.
+        name: A name of the catalogue, a checkpoint's folder, its config.json, or a file that `headway inspect MODEL
+            --json` printed; None: bytes by hand.
         attention_bytes: By hand: full attention, one token, one rank, after tensor parallelism and before context
             parallelism.
         state_bytes: By hand: one recurrent state on one rank.
@@ -102,13 +104,15 @@ def sized_model(choice: ModelChoice, layout: ParallelLayout) -> Model:
     by_hand = bool(choice.attention_bytes or choice.state_bytes or choice.windows)
     if choice.name is None and not by_hand:
         raise ConfigError(
-            "which model? Give --model NAME (of the catalogue, or a file that `headway inspect MODEL --json` printed), "
-            "or its bytes on one rank: --attention-bytes and --state-bytes"
+            "which model? Give --model NAME (of the catalogue, a checkpoint's folder, its config.json, or a file that "
+            "`headway inspect MODEL --json` printed), or its bytes on one rank: --attention-bytes and --state-bytes"
         )
     if choice.name is not None and by_hand:
         raise ConfigError("give --model or bytes by hand, not both")
     if choice.name is None:
         model = _by_hand(choice)
+    elif is_model_files(Path(choice.name)):
+        model = model_of_files(Path(choice.name), layout, kv_dtype=choice.kv_dtype, state_dtype=choice.state_dtype)
     elif Path(choice.name).is_file():
         model, tp = inspected_model(Path(choice.name))
         if tp != layout.tp:

@@ -20,6 +20,7 @@ from headway.errors import RequestError
 from headway.server.errors import install_error_handlers
 from headway.server.metrics import Metrics
 from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
+from headway.server.recorder import Observers
 from headway.server.service import GenerationService, ServerOptions
 
 __all__ = ["create_app"]
@@ -42,7 +43,8 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     """
     service = GenerationService(engine, tokenizer, options)
     metrics = Metrics(engine, options.model_name)
-    engine.observer = metrics
+    recorder = options.recorder
+    engine.observer = metrics if recorder is None else Observers((metrics, recorder))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -50,6 +52,8 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
         if not await asyncio.to_thread(engine.close, _LAST_STEP_SECONDS):
             logger.error("the last step does not end: it is left behind")
         service.close()
+        if recorder is not None:
+            recorder.close()
 
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)

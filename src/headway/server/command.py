@@ -19,6 +19,7 @@ from headway.runtime.command import Inspection
 from headway.runtime.memory import parse_bytes
 from headway.server import options as opt
 from headway.server.app import create_app
+from headway.server.recorder import Recorder, check_recording
 from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
@@ -56,6 +57,8 @@ def serve(
     executor: opt.ExecutorKind = ParallelConfig.executor,
     rank_timeout: opt.RankTimeout = ParallelConfig.rank_timeout,
     on_rank_failure: opt.OnRankFailure = ParallelConfig.on_rank_failure,
+    record: opt.RecordFile = None,
+    record_form: opt.RecordForm = "hashes",
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -79,6 +82,7 @@ def serve(
         parallel=ParallelConfig(dcp, interleave, dcp_comm, executor, rank_timeout, on_rank_failure, tp, pcp),
     )
     body_limit = parse_bytes(max_body)
+    check_recording(record, record_form)  # before the model is loaded
     console = Console(stderr=True)
     _set_up_logging(log_level, console)
     listener = _bind(host, port)  # before the model is loaded: that may take minutes
@@ -86,7 +90,9 @@ def serve(
         logging.getLogger("transformers").setLevel(logging.ERROR)  # hints at faster kernels, which are for GPUs
     with listener:
         built = build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
-        options = ServerOptions(served_model_name or built.name, api_key, body_limit)
+        name = served_model_name or built.name
+        recorder = None if record is None else Recorder(record, record_form, name)
+        options = ServerOptions(name, api_key, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, log_level, grace)
 
@@ -135,6 +141,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     if not config.prefix_reuse:
         console.print("  [bold yellow]prefix reuse is off[/]: every prompt is computed anew")
     console.print(f"  longest request: {engine.max_model_len:,} tokens of prompt and answer together")
+    if options.recorder is not None:
+        console.print(f"  recording to {options.recorder.path}")
     console.print(f"  checkpoints at: {', '.join(config.placement)}; evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

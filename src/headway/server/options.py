@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,8 @@ __all__ = [
     "Port",
     "PrefixReuse",
     "RankTimeout",
+    "RecordFile",
+    "RecordForm",
     "ServedName",
     "Tp",
 ]
@@ -42,6 +45,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 """What `--log-level` may be."""
 
 _SERVER, _MODEL, _CACHE, _LIMITS, _RANKS = "Server", "Model", "Cache", "Batches and limits", "Ranks"
+_RECORD = "Recording"
 
 
 def _option(panel: str, text: str, **more: Any) -> Any:
@@ -80,6 +84,16 @@ PlacementKinds = Annotated[
 Eviction = Annotated[str, _option(_CACHE, "What goes first when memory runs out: value or lru.")]
 Alignment = Annotated[int, _option(_CACHE, "Checkpoints lie at multiples of this many tokens.")]
 PrefixReuse = Annotated[bool, _option(_CACHE, "Reuse what is cached, or compute every prompt anew.")]
+
+RecordFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--record", help="Record the traffic to this new file, for `headway replay`.", rich_help_panel=_RECORD
+    ),
+]
+RecordForm = Annotated[
+    str, _option(_RECORD, "hashes (salted: who shares which prefix, not what it says) or tokens (everything said).")
+]
 
 MaxBatchedTokens = Annotated[int, _option(_LIMITS, "Most tokens computed in one step.")]
 MaxRunning = Annotated[int, _option(_LIMITS, "Most requests that run at once.")]

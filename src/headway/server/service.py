@@ -25,6 +25,7 @@ from headway.server.errors import error_body
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, headway_report, usage
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
+from headway.server.recorder import Recorder
 from headway.server.sampling import generation_requests
 
 __all__ = ["GenerationService", "ServerOptions"]
@@ -40,11 +41,13 @@ class ServerOptions:
         model_name: Under which the model is served.
         api_key: What clients must send as bearer token; None lets everybody in.
         max_body_bytes: Largest body of a request.
+        recorder: Records what is asked and answered; None for no recording. The application closes it.
     """
 
     model_name: str
     api_key: str | None = None
     max_body_bytes: int = 16 * 1024**2
+    recorder: Recorder | None = None
 
 
 @dataclass

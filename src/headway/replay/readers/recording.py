@@ -5,7 +5,7 @@ JSON lines. The first one says what follows:
     {"headway_recording": 1, "content": "tokens", "model": "..."}
     {"headway_recording": 1, "content": "hashes", "block_tokens": 16, "model": "..."}
 
-Then one object a request, in order of arrival, `time` in seconds:
+Then one object a request, in any order, `time` of its arrival in seconds:
 
     {"time": 0.25, "prompt": [1, 2, 3], "answer": [4, 5], "boundaries": [2]}
     {"time": 0.25, "prompt_tokens": 40, "answer_tokens": 9, "blocks": ["5e0b...", "91c2...", "07aa..."]}
@@ -13,7 +13,8 @@ Then one object a request, in order of arrival, `time` in seconds:
 `boundaries` (where messages of the prompt end, in tokens) may be left out. With hashes, `blocks` names every whole
 block of prompt and answer together; a hash covers the salt, the block before it and the block's tokens. Who has the
 file but not the salt can see which prompts share a beginning and how long they are, and nothing of what they say. The
-salt is made anew for each recording and written nowhere.
+salt is made anew for each recording and written nowhere. Requests of different cache salts share no hash; their tokens
+would look shared, so a recording of tokens cannot hold them.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class RecordingWriter:
         head: dict[str, object] = {"headway_recording": _VERSION, "content": content, "model": model}
         self._write(head | ({"block_tokens": block_tokens} if self._hashes else {}))
 
-    def add(self, time: float, prompt: ArrayLike, answer: ArrayLike, boundaries: Sequence[int] = ()) -> None:
+    def add(
+        self, time: float, prompt: ArrayLike, answer: ArrayLike, boundaries: Sequence[int] = (), *, scope: str = ""
+    ) -> None:
         """Write one request.
 
         Args:
@@ -71,20 +74,26 @@ class RecordingWriter:
             prompt: Token ids of its prompt.
             answer: Token ids of its answer.
             boundaries: Where messages of the prompt end, in tokens.
+            scope: Requests of different scopes share nothing.
+
+        Raises:
+            ConfigError: A scope in a recording of tokens, which cannot tell scopes apart.
         """
+        if scope and not self._hashes:
+            raise ConfigError("a recording of tokens cannot keep cache salts apart: record hashes")
         asked, answered = np.asarray(prompt, dtype=np.int32), np.asarray(answer, dtype=np.int32)
         line: dict[str, object] = {"time": round(time, 6)}
         if self._hashes:
             line |= {"prompt_tokens": len(asked), "answer_tokens": len(answered)}
-            line["blocks"] = list(self._blocks(np.concatenate((asked, answered))))
+            line["blocks"] = list(self._blocks(np.concatenate((asked, answered)), scope))
         else:
             line |= {"prompt": asked.tolist(), "answer": answered.tolist()}
         if boundaries:
             line["boundaries"] = [int(mark) for mark in boundaries]
         self._write(line)
 
-    def _blocks(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> Iterator[str]:
-        before = b""
+    def _blocks(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], scope: str) -> Iterator[str]:
+        before = scope.encode()
         for start in range(0, len(tokens) - self._width + 1, self._width):
             block = tokens[start : start + self._width].astype("<i4").tobytes()
             before = hashlib.blake2b(before + block, digest_size=8, key=self._salt).digest()

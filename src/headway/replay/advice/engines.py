@@ -1,0 +1,118 @@
+"""How each engine is told: flags and metrics, as their public sources and documentation spell them in late 2026.
+
+vLLM 0.32: `vllm/config/cache.py` and the page *Production Metrics*. SGLang 0.5: its server arguments, the page
+*Production Metrics* and `metrics_collector.py`. Both move quickly; `headway advise` says which versions it speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headway.cache import DEFAULT_PLACEMENT
+
+__all__ = ["VERSIONS", "WATCH", "Setup", "flags"]
+
+VERSIONS = {"Headway": "this release", "vLLM": "0.32", "SGLang": "0.5"}
+"""Releases whose flags and metrics are named."""
+
+WATCH = {
+    "Headway": (
+        "headway_prompt_hit_tokens_total / headway_prompt_tokens_total: the hit rate",
+        "headway_prompt_lost_tokens_total by reason: where the rest goes",
+        "headway_checkpoints_evicted_unused_total / headway_checkpoints_taken_total by kind: kinds that do not pay",
+        "headway_preemptions_total: running requests take the memory that the cache would use",
+    ),
+    "vLLM": (
+        "vllm:prefix_cache_hits_total / vllm:prefix_cache_queries_total: the hit rate in tokens",
+        "vllm:kv_cache_usage_perc and vllm:num_preemptions_total: running requests against the cache",
+    ),
+    "SGLang": (
+        "sglang:cached_tokens_total / sglang:prompt_tokens_total: the hit rate (start with --enable-metrics)",
+        "sglang:mamba_usage against sglang:full_token_usage: if one pool is full and the other is not, move the split",
+    ),
+}
+"""By engine: its metrics, and what they say."""
+
+_SGLANG_SLOTS = 5
+"""State slots of a running request with `extra_buffer` and overlapped scheduling."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an engine should be told.
+
+    Attributes:
+        model: The model's name.
+        values: Settings of the grid.
+        memory: Bytes of one rank for the cache; None for endless.
+        share: Share of the GPU's memory for weights and cache where that is how the memory was given, else None.
+        state_bytes: Bytes of a checkpoint on one rank.
+        token_bytes: Bytes of a token's attention on one rank.
+        ratio: Memory of states over memory of attention.
+        running: Requests that run at once, for SGLang's state slots.
+    """
+
+    model: str
+    values: Mapping[str, Any]
+    memory: int | None
+    share: float | None
+    state_bytes: int
+    token_bytes: float
+    ratio: float
+    running: int
+
+
+def flags(setup: Setup) -> dict[str, str]:
+    """The command line of each engine."""
+    return {"Headway": _headway(setup), "vLLM": _vllm(setup), "SGLang": _sglang(setup)}
+
+
+def _headway(setup: Setup) -> str:
+    parts = [f"headway serve {setup.model}"]
+    parts += [f"--dcp {setup.values['dcp']}"] if setup.values["dcp"] > 1 else []
+    parts += [f"--memory {setup.memory}"] if setup.memory is not None else []
+    placement = tuple(setup.values.get("placement", DEFAULT_PLACEMENT))
+    parts += [f"--placement {','.join(placement)}"] if placement != DEFAULT_PLACEMENT else []
+    eviction = setup.values.get("eviction", "value")
+    parts += [f"--eviction {eviction}"] if eviction != "value" else []
+    return " ".join(parts)
+
+
+def _vllm(setup: Setup) -> str:
+    parts = [f"vllm serve {setup.model} --tensor-parallel-size {setup.values['tp']}"]
+    parts += [f"--decode-context-parallel-size {setup.values['dcp']}"] if setup.values["dcp"] > 1 else []
+    if setup.share is not None:
+        parts.append(f"--gpu-memory-utilization {setup.share:g}")
+    elif setup.memory is not None:
+        parts.append(f"--kv-cache-memory-bytes {setup.memory}")
+    parts += ["--kv-cache-dtype fp8"] if setup.values["kv_dtype"].startswith("fp8") else []
+    if setup.state_bytes:
+        parts.append("--mamba-cache-mode align --prefix-cache-retention-interval 0")
+        parts += ["--mamba-ssm-cache-dtype bfloat16"] if setup.values["state_dtype"] == "bf16" else []
+    return " ".join(parts)
+
+
+def _sglang(setup: Setup) -> str:
+    parts = [f"sglang serve --model-path {setup.model} --tp-size {setup.values['tp']}"]
+    parts += [f"--dcp-size {setup.values['dcp']}"] if setup.values["dcp"] > 1 else []
+    parts += [f"--mem-fraction-static {setup.share:g}"] if setup.share is not None else []
+    parts += ["--kv-cache-dtype fp8_e4m3"] if setup.values["kv_dtype"].startswith("fp8") else []
+    if setup.state_bytes:
+        parts.append("--mamba-radix-cache-strategy extra_buffer")
+        parts += ["--mamba-ssm-dtype bfloat16"] if setup.values["state_dtype"] == "bf16" else []
+        parts.append(_split(setup))
+    return " ".join(parts)
+
+
+def _split(setup: Setup) -> str:
+    """The split of memory: a number of slots where the memory is known, else a ratio.
+
+    Running requests hold slots of the same pool, so theirs come on top of those for the cache.
+    """
+    if setup.memory is None:
+        return f"--mamba-full-memory-ratio {setup.ratio:.2g}"
+    states = setup.memory * setup.ratio / (1 + setup.ratio)
+    slots = max(1, round(states / setup.state_bytes)) + _SGLANG_SLOTS * setup.running
+    return f"--max-mamba-cache-size {slots}"

@@ -1,0 +1,59 @@
+"""From a user's words to a trace: what every command that replays one takes alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.replay.generate import generate
+from headway.replay.readers import read_trace
+from headway.replay.trace import Trace
+
+__all__ = ["EXAMPLE_MODEL", "EXAMPLE_REQUESTS", "TraceChoice", "load_trace"]
+
+EXAMPLE_MODEL = "kimi-linear"
+"""Model of a command without a trace and a model."""
+EXAMPLE_REQUESTS = 3000
+"""Requests of a generated trace, unless somebody says otherwise."""
+
+
+@dataclass(frozen=True)
+class TraceChoice:
+    """How a user names a trace.
+
+    Attributes:
+        path: File or folder; None: a generated one.
+        format: A name of `FORMATS`, or "auto".
+        workload: What to generate.
+        seed: Seed of the generated one.
+        limit: Requests; None: all, or 3,000 generated ones.
+        block_tokens: Tokens in a block, where they differ from the format's.
+        tokenizer: For chat logs.
+    """
+
+    path: Path | None
+    format: str = "auto"
+    workload: str = "mixed"
+    seed: int = 0
+    limit: int | None = None
+    block_tokens: int | None = None
+    tokenizer: str | None = None
+
+
+def load_trace(choice: TraceChoice) -> Trace:
+    """Read or generate the trace.
+
+    Raises:
+        TraceError: A file that cannot be read as a trace.
+        ConfigError: An unknown format or workload, or a tokenizer that is missing.
+    """
+    if choice.path is None:
+        requests = choice.limit or EXAMPLE_REQUESTS
+        return generate(choice.workload, requests, seed=choice.seed, block_tokens=choice.block_tokens or 64)
+    return read_trace(
+        choice.path,
+        format=choice.format,
+        block_tokens=choice.block_tokens,
+        tokenizer=choice.tokenizer,
+        limit=choice.limit,
+    )

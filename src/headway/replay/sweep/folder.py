@@ -1,0 +1,66 @@
+"""The folder of a sweep: one line a finished run, so that a sweep that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.errors import ConfigError, TraceError
+from headway.replay.record import RunRecord
+
+__all__ = ["SweepFolder"]
+
+_RUNS, _PAGE = "runs.jsonl", "report.html"
+
+
+class SweepFolder:
+    """Finished runs by key.
+
+    Attributes:
+        path: The folder.
+        finished: Runs so far, by key.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open a folder, making it if it is not there.
+
+        A last line that was cut off when a sweep was killed is dropped; its run is done again.
+
+        Raises:
+            ConfigError: The folder cannot be made or read.
+            TraceError: A line that is no run.
+        """
+        self.path = path
+        self.finished: dict[str, RunRecord] = {}
+        self._file = path / _RUNS
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            text = self._file.read_bytes() if self._file.exists() else b""
+            if text and not text.endswith(b"\n"):
+                text = text[: text.rfind(b"\n") + 1]
+                self._file.write_bytes(text)
+        except OSError as error:
+            raise ConfigError(f"cannot use {path} as the folder of a sweep: {error.strerror}") from error
+        for number, line in enumerate(text.decode("utf-8", errors="replace").splitlines(), 1):
+            self._read(line, f"{self._file}, line {number}")
+
+    @property
+    def page(self) -> Path:
+        """Where the report goes."""
+        return self.path / _PAGE
+
+    def add(self, key: str, run: dict[str, Any]) -> None:
+        """Keep a finished run: what `RunRecord.as_dict` gave."""
+        line = json.dumps({"key": key, "run": run}, separators=(",", ":"))
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self.finished[key] = RunRecord.from_dict(run)
+
+    def _read(self, line: str, where: str) -> None:
+        try:
+            found = json.loads(line)
+            key, run = str(found["key"]), found["run"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise TraceError(f"{where}: not a run of a sweep ({error}); remove the line to do it again") from None
+        self.finished[key] = RunRecord.from_dict(run, where)

@@ -1,0 +1,65 @@
+"""A record of a run survives JSON, and says what is wrong with one that is not."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from headway.cache import FullAttention, ParallelLayout, Recurrent, SlidingWindow
+from headway.errors import TraceError
+from headway.replay import ReplayConfig, generate, replay_trace
+from headway.replay.catalogue import model_of
+from headway.replay.record import RunRecord, record_of, settings_of
+
+LAYOUT = ParallelLayout(tp=8, dcp=8)
+MODEL = model_of("kimi-k3", LAYOUT)
+CONFIG = ReplayConfig(MODEL.groups, 20_000_000_000, LAYOUT, MODEL.cost)
+
+
+def record(config: ReplayConfig = CONFIG) -> RunRecord:
+    trace = generate("mixed", 40, seed=2)
+    return record_of(replay_trace(trace, config, clairvoyant=True), config, MODEL, trace)
+
+
+def test_a_record_survives_json() -> None:
+    made = record()
+    assert RunRecord.from_dict(json.loads(json.dumps(made.as_dict()))) == made
+
+
+def test_sizes_of_a_token_and_of_a_checkpoint() -> None:
+    made = record()
+    assert made.token_bytes == 27_648 / 8
+    assert made.checkpoint_bytes == 56_171_520
+    groups = [FullAttention("a", 100), FullAttention("b", 50, 0, False), SlidingWindow("w", 10, 129), Recurrent("s", 7)]
+    mixed = record_of(made.result, replace(CONFIG, groups=groups, layout=LAYOUT), MODEL, generate("chat", 2))
+    assert mixed.token_bytes == 100 / 8 + 50
+    assert mixed.checkpoint_bytes == 10 * 128 + 7
+
+
+def test_settings_tell_configurations_apart() -> None:
+    others = [
+        replace(CONFIG, memory=None),
+        replace(CONFIG, eviction="lru"),
+        replace(CONFIG, placement=("prompt_end",)),
+        replace(CONFIG, alignment=512),
+        replace(CONFIG, layout=ParallelLayout(tp=8)),
+        replace(CONFIG, outputs="never"),
+        replace(CONFIG, groups=[FullAttention("a", 9, 0, False)]),
+        replace(CONFIG, groups=[FullAttention("a", 9, 0, True)]),
+    ]
+    texts = [json.dumps(settings_of(config), sort_keys=True) for config in (CONFIG, *others)]
+    assert len(set(texts)) == len(texts)
+    assert json.dumps(settings_of(replace(CONFIG)), sort_keys=True) == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory": "much"}, "run.memory: expected int, found str"),
+        ({"model": "kimi"}, "run.model: expected an object, found str"),
+        ({"groups": [{"name": "a"}]}, r"run.groups\[0\]: not a run"),
+    ],
+)
+def test_what_is_no_record_is_named(change: dict[str, object], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        RunRecord.from_dict(record().as_dict() | change)

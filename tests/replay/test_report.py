@@ -1,0 +1,190 @@
+"""A report says what the numbers say, in one file that needs nothing else."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.replay.results import GB, run
+
+from headway.cli import main
+from headway.errors import ConfigError
+from headway.replay import ReplayConfig, findings, generate, replay_trace
+from headway.replay.catalogue import model_of
+from headway.replay.labels import run_labels
+from headway.replay.record import record_of
+from headway.replay.report import report_page
+
+VOID = {"meta", "br", "path", "use", "circle", "rect", "line", "stop"}
+
+
+class Reader(HTMLParser):
+    """Collects ids, outside references and the text; fails on tags that do not nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.outside: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        self.outside += [str(v) for k, v in attrs if k in ("src", "href", "xlink:href") and not str(v).startswith("#")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+def test_a_page_needs_nothing_outside_itself() -> None:
+    page = read(report_page([run(), run(350, memory=40 * GB), run(100, layout={"tp": 8, "dcp": 1, "pcp": 1})]))
+    assert page.outside == []
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert len(page.ids) == len(set(page.ids)), "figures of one page must not share ids"
+    for title in ("What is reused", "by reason", "over memory", "Where the tokens went", "Over time", "by prefix"):
+        assert title in page.text
+
+
+def test_references_inside_a_figure_are_kept() -> None:
+    page = report_page([run()])
+    ids = set(re.findall(r'\bid="([^"]+)"', page))
+    used = re.findall(r"url\(#([^)]+)\)", page) + re.findall(r'href="#([^"]+)"', page)
+    assert used
+    assert set(used) <= ids
+
+
+def test_what_a_trace_says_is_text_and_no_markup() -> None:
+    page = report_page([run(trace="<script>alert(1)</script>.jsonl")])
+    assert "<script>" not in page
+    assert "&lt;/script&gt;" in page or "script&gt;.jsonl" in page
+
+
+def test_a_real_run_of_every_shape() -> None:
+    for name, memory, requests in (("kimi-linear", 10**9, 60), ("kimi-linear", None, 60), ("kimi-linear", 10**8, 1)):
+        model = model_of(name, ReplayConfig((), None).layout)
+        config = ReplayConfig(model.groups, memory, cost=model.cost)
+        trace = generate("mixed", requests, seed=8)
+        found = record_of(replay_trace(trace, config, clairvoyant=True), config, model, trace)
+        assert f"{found.result.whole.token_hit_rate:.1%}" in read(report_page([found])).text
+
+
+def test_a_model_without_checkpoints_and_nothing_lost() -> None:
+    page = read(report_page([run(500, {"parted": 500}, kinds={}, memory=None)]))
+    assert "All others were reused" in page.text
+
+
+def test_many_runs_show_the_best_and_the_worst() -> None:
+    runs = [run(200 + i, memory=(i + 1) * GB) for i in range(40)]
+    page = report_page(runs)
+    assert "41 GB" not in page
+    for memory in ("1 GB", "40 GB"):
+        assert page.count(f">{memory}<") >= 2, "both ends are in the figures and in the table"
+
+
+def test_no_runs() -> None:
+    with pytest.raises(ConfigError, match="at least one run"):
+        report_page([])
+
+
+def test_labels_are_what_differs() -> None:
+    one = {"tp": 8, "dcp": 1, "pcp": 1}
+    assert run_labels([run()]) == ["this run"]
+    assert run_labels([run(), run(memory=None)]) == ["20 GB", "endless"]
+    assert run_labels([run(), run(layout=one)]) == ["dcp 8", "dcp 1"]
+    assert run_labels([run(), run(layout=one), run(layout=one)]) == ["dcp 8", "dcp 1", "dcp 1 (2)"]
+    lru = {"placement": ["prompt_end", "junction"], "eviction": "lru"}
+    assert run_labels([run(), run(policy=lru)]) == ["prompt_end, value", "prompt_end+junction, lru"]
+
+
+def test_names_and_focus_can_be_given() -> None:
+    page = read(report_page([run(300), run(400)], names=["as it is", "more"], focus=0)).text
+    assert "Where the tokens went: as it is" in page
+    assert "The best of 2 runs (more)" in page
+
+
+def test_memory_is_a_curve_only_where_nothing_else_differs() -> None:
+    lru = {"placement": ["prompt_end"], "eviction": "lru"}
+    assert "Hit rate over memory" not in read(report_page([run(), run(memory=7 * GB, policy=lru)])).text
+    page = read(report_page([run(), run(400, memory=40 * GB), run(memory=7 * GB, policy=lru)])).text
+    assert "From 20 GB to 40 GB a rank, the hit rate goes from 30.0% to" in page
+
+
+def test_sentences() -> None:
+    assert findings.on_rates([run()], ["this run"]) == (
+        "This cache reuses 30.0% of the prompt tokens, which saves 30.0% of the prefill compute. An endless memory "
+        "would reuse 50.0%, so 60% of what this traffic has to give is taken. A cache of the same size that knows the "
+        "future reaches 100.0%."
+    )
+    assert findings.on_waterfall(run()) == (
+        "Of 100 prompt tokens, 50.0 were new: no cache can save them. The largest loss is evicted, 20.0 of 100: was "
+        "kept, and had to make room. To mend it: give more memory, split the attention over more ranks (--dcp), or "
+        "make states smaller."
+    )
+    assert findings.on_reasons([run(100, {"parted": 500, "evicted": 400}), run()], ["low", "high"]) == (
+        "From the worst run (low) to the best (high), evicted falls by 20.0 points: was kept, and had to make room."
+    )
+    # A state of 50 MB against 8,000 bytes a token over 8 ranks: 50,000 tokens. 250 of 1,000 bytes are checkpoints.
+    assert findings.on_memory(run()) == (
+        "One checkpoint takes 50.0 MB of a rank, as much as the attention of 50,000 tokens. At the end 25% of the "
+        "memory in use is checkpoints (5 of them) and 75% is attention."
+    )
+    # 82 of 150 were evicted unused; 40 of 50 junctions were reused, and 10 of 100 ends of prompts.
+    assert findings.on_checkpoints(run()) == (
+        "150 checkpoints were taken; 55% of them were evicted before anybody used them. junction pays best (80% "
+        "reused), prompt_end least (10%)."
+    )
+    assert "[0, 64), which 6 requests pass: 150 tokens" in findings.on_prefixes(run())
+
+
+def test_time_and_memory_have_a_direction() -> None:
+    rising = run(0).result.over_time[:5] + run(900).result.over_time[5:]
+    assert findings.on_time(run(over_time=rising)).startswith("The hit rate rises: 0.0% of the tokens")
+    assert findings.on_time(run(over_time=rising[::-1])).startswith("The hit rate falls: 90.0%")
+    assert findings.on_time(run()).startswith("The hit rate is steady")
+    more = findings.on_memory_sizes([run(400, memory=80 * GB), run()])
+    assert "From 20 GB to 80 GB a rank, the hit rate goes from 30.0% to" in more
+    assert "More memory hardly helps" in findings.on_memory_sizes([run(memory=80 * GB), run()])
+
+
+def test_the_command_joins_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "runs.jsonl"
+    one.write_text(json.dumps(run().as_dict(), indent=2))
+    two.write_text(json.dumps({"key": "k", "run": run(memory=7 * GB).as_dict()}) + "\n")
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(one), str(two), "--html", str(out)])
+    assert ended.value.code == 0
+    assert "2 runs" in capsys.readouterr().err
+    assert "7 GB" in out.read_text()
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(one), "--html", str(tmp_path / "absent" / "page.html")])
+    assert ended.value.code == 2
+    one.write_text('{"result": 3}')
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(one), "--html", str(out)])
+    assert ended.value.code == 1
+    assert "one.json, line 1.result" in capsys.readouterr().err

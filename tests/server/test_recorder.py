@@ -1,0 +1,125 @@
+"""What a server records replays to the same hits, says no more than asked for, and never harms a request."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.server.fakes import listening
+
+from headway.engine import EngineConfig
+from headway.engine.build import build_engine
+from headway.errors import ConfigError
+from headway.replay import ReplayConfig, read_trace, replay_trace
+from headway.server import ServerOptions
+from headway.server.recorder import Recorder
+
+SYSTEM = {"role": "system", "content": "You are a patient librarian, and you answer in as few words as you can find."}
+
+
+@dataclass
+class Talk:
+    path: Path
+    cached: list[int] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)
+    config: Any = None
+
+    def replay(self, memory: int | None = None) -> Any:
+        cache = self.config
+        size = memory or cache.blocks * cache.geometry().block_bytes
+        trace = read_trace(self.path)
+        return trace, replay_trace(trace, ReplayConfig(cache.groups, size, cost=cache.cost))
+
+
+def talk(model: Path, path: Path, form: str) -> Talk:
+    """Two conversations that take turns, a resend, a request that keeps nothing, and a salted one at the end."""
+    done = Talk(path)
+    built = build_engine(str(model), EngineConfig(memory=8 << 20, max_batched_tokens=32, max_running=4))
+    recorder = Recorder(path, form, "tiny")
+    with (
+        listening(built.engine.start(), built.tokenizer, ServerOptions("tiny", recorder=recorder)) as (url, _),
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+
+        def ask(messages: list[Any], count: bool = True, **extra: Any) -> str:
+            answer = client.chat.completions.create(
+                model="tiny", messages=messages, max_tokens=8, temperature=0, extra_body=extra
+            )
+            if count:
+                done.cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+                done.prompts.append(answer.usage.prompt_tokens)
+            return answer.choices[0].message.content
+
+        talks: list[list[Any]] = [[SYSTEM], [SYSTEM]]
+        for turn in range(3):
+            for number, messages in enumerate(talks):
+                messages.append({"role": "user", "content": f"{turn}. Where is book {number}?"})
+                messages.append({"role": "assistant", "content": ask(messages)})
+        ask(talks[0][:-1])
+        ask([SYSTEM, {"role": "user", "content": "secret"}], False, headway={"no_store": True})
+        ask(talks[0][:-1], form == "hashes", cache_salt="another")
+        done.config = built.engine.cache.config
+    return done
+
+
+def hits(trace: Any, result: Any) -> list[int]:
+    assert len(result.over_time) == len(trace), "one span a request"
+    return [span.hit_tokens for span in result.over_time]
+
+
+def test_a_recording_of_tokens_replays_to_the_same_hits(tiny_model: Path, tmp_path: Path) -> None:
+    said = talk(tiny_model, tmp_path / "tokens.jsonl", "tokens")
+    trace, result = said.replay()
+    assert trace.prompt_tokens.tolist() == said.prompts
+    assert hits(trace, result) == said.cached
+    assert sum(said.cached) > 0
+    assert list(trace.times) == sorted(trace.times)
+
+
+def test_a_recording_of_hashes_replays_to_the_same_hits_within_its_blocks(tiny_model: Path, tmp_path: Path) -> None:
+    said = talk(tiny_model, tmp_path / "hashes.jsonl", "hashes")
+    trace, result = said.replay()
+    assert trace.prompt_tokens.tolist() == said.prompts
+    assert said.cached[-1] == 0, "another salt shares nothing"
+    # Prompts end, and part, inside blocks of 16 tokens that the recording knows as a whole.
+    for replayed, cached in zip(hits(trace, result), said.cached, strict=True):
+        assert abs(replayed - cached) < 2 * trace.width
+    lines = [json.loads(line) for line in said.path.read_text().splitlines()]
+    assert {key for line in lines[1:] for key in line} <= {
+        "time",
+        "prompt_tokens",
+        "answer_tokens",
+        "blocks",
+        "boundaries",
+    }
+    assert "another" not in said.path.read_text()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    taken = tmp_path / "taken.jsonl"
+    taken.write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        Recorder(taken, "hashes", "m")
+    with pytest.raises(ConfigError, match="--record-form 'text': use hashes or tokens"):
+        Recorder(tmp_path / "new.jsonl", "text", "m")
+    with pytest.raises(ConfigError, match="cannot record"):
+        Recorder(tmp_path / "absent" / "new.jsonl", "hashes", "m")
+    assert taken.read_text() == "mine"
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: Recorder, result: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Recorder, "_write", full)
+    recorder = Recorder(tmp_path / "full.jsonl", "tokens", "m")
+    ended: Any = object()
+    for _ in range(3):
+        recorder.request_finished(ended)
+    recorder.close()
+    recorder.close()
+    assert any("No space left" in record.getMessage() for record in caplog.records)
