@@ -6,9 +6,11 @@ for ever (vllm#52520). Here the length limit printed at start is found with the 
 
 from __future__ import annotations
 
-from headway.cache import CacheGeometry, TableKind
+from collections.abc import Sequence
 
-__all__ = ["blocks_needed", "longest_servable"]
+from headway.cache import CacheGeometry, PrefixCache, TableKind
+
+__all__ = ["blocks_needed", "fits_beside", "longest_servable"]
 
 
 def blocks_needed(geometry: CacheGeometry, tokens: int, step_tokens: int) -> int:
@@ -38,3 +40,30 @@ def longest_servable(geometry: CacheGeometry, blocks: int, step_tokens: int, lim
         else:
             high = middle - 1
     return low
+
+
+def fits_beside(
+    cache: PrefixCache, running: Sequence[tuple[int, int, int]], known: int, hit: int, step_tokens: int
+) -> bool:
+    """Whether the known tokens of a request and of all that run fit into the pool.
+
+    Shared prefixes are counted once, as if all running requests shared one. Where that is too hopeful, somebody gives
+    way; counting each one's in full would let requests with a long common prefix run one by one.
+
+    Args:
+        cache: The cache.
+        running: Known tokens, computed tokens and tokens of the hit of each running request.
+        known: Tokens of the request.
+        hit: Tokens that it would reuse.
+        step_tokens: Most tokens computed in one step.
+    """
+    geometry = cache.geometry
+
+    def shared(tokens: int) -> int:
+        return sum(tokens // table.span for table in geometry.prefix_tables)
+
+    def own(known: int, computed: int, hit: int) -> int:
+        return blocks_needed(geometry, known, min(known - computed, step_tokens)) - shared(hit)
+
+    need = own(known, hit, hit) + sum(own(*request) + 1 for request in running)
+    return need + shared(max([hit, *(h for _, _, h in running)])) <= cache.config.blocks

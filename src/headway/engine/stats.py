@@ -26,6 +26,8 @@ class EngineCounters:
         resumed_hit_tokens: Of these, tokens that were still cached.
         computed_tokens: Tokens computed, all steps together.
         generated_tokens: Tokens of answers.
+        drafted_tokens: Tokens that a drafter proposed and the model verified.
+        accepted_tokens: Of these, tokens that became part of answers.
         steps: Steps that the executor did.
         failed_steps: Steps that it failed.
         preemptions: Requests that gave way.
@@ -41,6 +43,8 @@ class EngineCounters:
     resumed_hit_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     steps: int = 0
     failed_steps: int = 0
     preemptions: int = 0
