@@ -10,10 +10,16 @@ from typing import Any
 
 from headway.cache import CacheConfig, CacheGeometry, PrefixCache
 from headway.engine.config import EngineConfig
+from headway.engine.drafts import DraftPlanner
 from headway.engine.engine import Engine, Vocabulary
 from headway.engine.local import LocalExecutor
+from headway.engine.measuring import measure_costs
 from headway.engine.tokenizer import HubTokenizer
-from headway.errors import ConfigError
+from headway.errors import ConfigError, ModelError
+from headway.runtime.drafting.acceptance import AcceptanceRule
+from headway.runtime.drafting.drafter import Drafter
+from headway.runtime.drafting.loading import load_drafter
+from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.layout import ModelLayout
 from headway.runtime.loading import LoadedModel, load_model
 from headway.runtime.memory import Capacity, blocks_that_fit, capacity, default_memory, format_bytes
@@ -36,6 +42,7 @@ class BuiltEngine:
         layout: What the model stores.
         check: What the self-check found.
         capacity: What the cache's memory holds.
+        drafter: Who drafts, or None.
     """
 
     name: str
@@ -44,6 +51,7 @@ class BuiltEngine:
     layout: ModelLayout
     check: SelfCheck
     capacity: Capacity
+    drafter: Drafter | None = None
 
 
 def build_engine(
@@ -79,20 +87,43 @@ def engine_of(
         logger.warning("%s", check.warning)
         config = replace(config, prefix_reuse=False, chunked_prefill=False)
     progress("making room for the cache")
-    cache = PrefixCache(_cache_config(loaded, config))
+    drafter = _drafter(loaded, config, check)
+    cache = PrefixCache(_cache_config(loaded, config, drafter))
     blocks = cache.config.blocks
     try:
         runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, blocks, check.single_steps)
     except (RuntimeError, MemoryError) as error:
         size = format_bytes(capacity(blocks, cache.geometry).bytes)
         raise ConfigError(f"there is no room for a cache of {size} on {config.device}: lower --memory") from error
-    engine = Engine(cache, LocalExecutor(runner), config, _vocabulary(loaded))
+    speculator = planner = None
+    if drafter is not None:
+        speculator = Speculator(runner, drafter, AcceptanceRule(config.draft_rule))
+        progress("measuring what a draft costs")
+        planner = DraftPlanner(drafter.most, measure_costs(speculator, config.max_running))
+    executor = LocalExecutor(runner, speculator)
+    engine = Engine(cache, executor, config, _vocabulary(loaded), planner=planner)
     tokenizer = HubTokenizer(copy.deepcopy(loaded.tokenizer))
-    return BuiltEngine(loaded.name, engine, tokenizer, loaded.layout, check, capacity(blocks, cache.geometry))
+    room = capacity(blocks, cache.geometry)
+    return BuiltEngine(loaded.name, engine, tokenizer, loaded.layout, check, room, drafter)
 
 
-def _cache_config(loaded: LoadedModel, config: EngineConfig) -> CacheConfig:
-    groups = loaded.layout.groups
+def _drafter(loaded: LoadedModel, config: EngineConfig, check: SelfCheck) -> Drafter | None:
+    """The drafter that was asked for.
+
+    Raises:
+        ModelError: There is none, or the model cannot verify drafts.
+    """
+    if config.draft == "none":
+        return None
+    if check.single_steps:
+        raise ModelError(
+            f"model {loaded.name!r} cannot continue by several tokens at once, so it cannot verify drafts: use --draft none"
+        )
+    return load_drafter(config.draft, loaded.model, loaded.folder, config.draft_tokens)
+
+
+def _cache_config(loaded: LoadedModel, config: EngineConfig, drafter: Drafter | None) -> CacheConfig:
+    groups = (*loaded.layout.groups, *(() if drafter is None else drafter.groups))
     geometry = CacheGeometry(groups, block_tokens=config.block_tokens)
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
     return CacheConfig(

@@ -53,12 +53,14 @@ class LoadedModel:
         model: The transformers model, on its device, in evaluation mode.
         tokenizer: Its tokenizer.
         layout: What it stores.
+        folder: The directory that it was loaded from; None for a hub id.
     """
 
     name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     layout: ModelLayout
+    folder: Path | None = None
 
 
 def load_model(source: str | None = None, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
@@ -87,7 +89,8 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
         raise ModelError(
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
-    return LoadedModel(name, model, tokenizer, inspect_model(model))
+    folder = Path(path) if Path(path).is_dir() else None
+    return LoadedModel(name, model, tokenizer, inspect_model(model), folder)
 
 
 def layout_without_weights(

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.cache import LayerSpec
+from headway.runtime.arena import Arena
 from headway.runtime.sampling import SampleRow, Stream, distributions, draw, uniform
 
 __all__ = ["DraftRequest", "Drafter", "Observed", "Proposal", "choose", "proposals"]
@@ -111,6 +112,9 @@ class Drafter(Protocol):
     groups: tuple[LayerSpec, ...]
     feature_layers: tuple[int, ...]
     most: int
+
+    def attach(self, arena: Arena) -> None:
+        """Use this arena, whose geometry has the drafter's groups. Called once, before anything else."""
 
     def observe(self, observed: Observed) -> None:
         """Store what later proposals need of a forward; called after every forward if there are feature layers."""

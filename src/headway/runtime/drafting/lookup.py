@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import LayerSpec
+from headway.runtime.arena import Arena
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal
 
 __all__ = ["PromptLookup"]
@@ -27,12 +28,20 @@ class PromptLookup:
     """A drafter (see `headway.runtime.drafting.drafter.Drafter`) that looks in the sequence itself.
 
     Its drafts are not drawn. It may propose fewer tokens than were asked for, or none.
+
+    Args:
+        most: Most tokens of a draft.
     """
 
     name = "lookup"
     groups: tuple[LayerSpec, ...] = ()
     feature_layers: tuple[int, ...] = ()
-    most = 16
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def attach(self, arena: Arena) -> None:
+        """Do nothing: it keeps nothing."""
 
     def observe(self, observed: Observed) -> None:
         """Do nothing: the sequence comes with each request."""

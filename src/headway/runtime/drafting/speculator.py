@@ -78,6 +78,7 @@ class Speculator:
         self.runner = runner
         self.drafter = drafter
         self.rule = rule
+        drafter.attach(runner.arena)
         self._tap = FeatureTap(runner.model, drafter.feature_layers) if drafter.feature_layers else None
 
     @torch.no_grad()
