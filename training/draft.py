@@ -1,16 +1,16 @@
 """Train a drafter for the built-in model: an MTP head or a DSpark drafter.
 
-The model is frozen. It reads windows of the training tokens; what it puts out between its layers is the drafter's input, and
-its distributions are what the drafter learns to match: the loss is the total variation between both distributions (one
-minus it is the chance that a drawn token is accepted), with some cross-entropy, most of it at the beginning, where total
-variation alone says little.
+The model is frozen. It reads windows of the training tokens; what it puts out between its layers is the drafter's
+input, and its distributions are what the drafter learns to match: the loss is the total variation between both
+distributions (one minus it is the chance that a drawn token is accepted), with some cross-entropy, most of it at the
+beginning, where total variation alone says little.
 
-An MTP head is trained on `--unroll` steps of its own chain, each step reading the output of the one before, as in serving. A
-DSpark drafter is trained on whole drafts that begin at random places of each window, and its confidence head on what would be
-accepted.
+An MTP head is trained on `--unroll` steps of its own chain, each step reading the output of the one before, as in
+serving. A DSpark drafter is trained on whole drafts that begin at random places of each window, and its confidence head
+on what would be accepted.
 
-Needs the token files of `tokenizer.py`. The learning rate follows the clock, so a run ends after `--minutes`. Writes the
-drafter's folder and prints what it would accept on held-out text.
+Needs the token files of `tokenizer.py`. The learning rate follows the clock, so a run ends after `--minutes`. Writes
+the drafter's folder and prints what it would accept on held-out text.
 """
 
 from __future__ import annotations
@@ -199,10 +199,14 @@ def start(network: nn.Module, teacher: Teacher) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafter", choices=tuple(CONFIGS), required=True, help="which kind")
-    parser.add_argument("--work", type=Path, default=Path("build/training"), help="folder of the token files (%(default)s)")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/training"), help="folder of the token files (%(default)s)"
+    )
     parser.add_argument("--model", type=Path, default=Path("src/headway/models/builtin"), help="target (%(default)s)")
     parser.add_argument("--out", type=Path, help="drafter's folder (MODEL/drafts/DRAFTER)")
     parser.add_argument("--minutes", type=float, default=12.0, help="length of the training (%(default)s)")
+    parser.add_argument("--every", type=float, default=4.0, help="minutes between two measurements (%(default)s)")
+    parser.add_argument("--checks", type=int, default=4, help="held-out batches of a measurement (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads at most (%(default)s)")
     parser.add_argument("--matrix-lr", type=float, default=0.02, help="learning rate of Muon (%(default)s)")
     parser.add_argument("--other-lr", type=float, default=0.008, help="learning rate of AdamW (%(default)s)")
@@ -229,7 +233,7 @@ def train(args: argparse.Namespace, config: DrafterConfig, network: Any, teacher
     rng = np.random.default_rng(args.seed)
     batches = windows(np.load(args.work / "train.npz")["ids"], rng)
     held = windows(np.load(args.work / "held.npz")["ids"], np.random.default_rng(1))
-    checks = [next(held) for _ in range(8)]
+    checks = [next(held) for _ in range(args.checks)]
     optimisers = optimisers_of(network, args.matrix_lr, args.other_lr)
     rates = [optimiser.param_groups[0]["lr"] for optimiser in optimisers]
     schedule = fit.Schedule(warm_up=0.02, decay_from=0.3)
@@ -245,14 +249,16 @@ def train(args: argparse.Namespace, config: DrafterConfig, network: Any, teacher
             optimiser.step()
             optimiser.zero_grad()
         steps += 1
-        if time.monotonic() - told > 60.0:
+        if time.monotonic() - told > 60.0 * args.every:
             told = time.monotonic()
             tell(steps, told - begin, checks, network, teacher, config)
     tell(steps, time.monotonic() - begin, checks, network, teacher, config)
 
 
 @torch.no_grad()
-def tell(steps: int, seconds: float, checks: list[Tensor], network: Any, teacher: Teacher, config: DrafterConfig) -> None:
+def tell(
+    steps: int, seconds: float, checks: list[Tensor], network: Any, teacher: Teacher, config: DrafterConfig
+) -> None:
     """Print the expected accepted tokens on held-out text, for drafts of 1, 2, ... tokens."""
     loss_of: Any = mtp_losses if config.drafter == "mtp" else dspark_losses
     rng = np.random.default_rng(2)

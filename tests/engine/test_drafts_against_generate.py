@@ -1,8 +1,9 @@
 """Greedy answers with drafts equal `generate()` of transformers, whatever is drafted, shared, preempted or evicted.
 
-Trained drafters would accept what they please; these have random weights, and a part of their drafts is replaced by what
-the model will say, so that every length of acceptance occurs. What the drafters themselves propose is compared with a computation
-over the whole sequence without any cache: that shows whether their entries survive hits, copies and rejections.
+Trained drafters would accept what they please; these have random weights, and a part of their drafts is replaced by
+what the model will say, so that every length of acceptance occurs. What the drafters themselves propose is compared
+with a computation over the whole sequence without any cache: that shows whether their entries survive hits, copies and
+rejections.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headway.engine import (
     blocks_needed,
 )
 from headway.engine.local import LocalExecutor
+from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.drafting.speculator import Speculator
@@ -38,17 +40,25 @@ DRAFTERS = ("lookup", "mtp", "dspark")
 class Driver:
     """A scheduler, a real model and a drafter, or none."""
 
-    def __init__(self, name: str, drafter: Drafter | None, requests: int, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        drafter: Drafter | None,
+        requests: int,
+        config: EngineConfig,
+        rule: AcceptanceRule = AcceptanceRule.MATCH,
+        check: bool = True,
+    ) -> None:
         model = tiny_model(name)
         layout = inspect_model(model)
         groups = (*layout.groups, *(drafter.groups if drafter else ()))
         geometry = CacheGeometry(groups, block_tokens=16)
         blocks = requests * blocks_needed(geometry, 190, config.max_batched_tokens)
-        self.cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=16, cost=layout.cost, check=True))
+        self.cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=16, cost=layout.cost, check=check))
         runner = ModelRunner(model, layout, self.cache.geometry, blocks)
         runner.arena.data.fill_(0xFF)
-        self.executor = LocalExecutor(runner, Speculator(runner, drafter) if drafter else None)
-        planner = DraftPlanner(drafter.most) if drafter else None
+        self.executor = LocalExecutor(runner, Speculator(runner, drafter, rule) if drafter else None)
+        planner = DraftPlanner(drafter.name, drafter.most) if drafter else None
         self.scheduler = Scheduler(self.cache, config, planner=planner)
         self.requests: list[RunningRequest] = []
         self._steps = 0
@@ -99,7 +109,9 @@ def test_answers_equal_generate(name: str, kind: str, tmp_path: Path):
     rng = np.random.default_rng(seed)
     asked = texts(seed)
     config = EngineConfig(max_batched_tokens=int(rng.integers(24, 70)), max_running=4)
-    later = [([*p, *generated(name, tuple(p), count)[0], *rng.integers(3, 256, 5).tolist()], 6) for p, count in asked[:2]]
+    later = [
+        ([*p, *generated(name, tuple(p), count)[0], *rng.integers(3, 256, 5).tolist()], 6) for p, count in asked[:2]
+    ]
     drafter = drafter_for(kind, name, tmp_path / "draft", seed, [*asked, *later])
     driver = Driver(name, drafter, 4, config)
     for prompt, count in asked:

@@ -6,14 +6,22 @@ is in `headway.engine.local` and `headway.engine.build`, imported by those who w
 
 from headway.engine.capacity import blocks_needed, longest_servable
 from headway.engine.config import EngineConfig
-from headway.engine.engine import Engine, Vocabulary
 from headway.engine.drafts import DraftPlanner, StepCosts
+from headway.engine.engine import Engine, Vocabulary
 from headway.engine.errors import EngineBusyError, EngineStoppedError, QueueFullError, RequestFailedError
 from headway.engine.executor import DraftOutput, Executor, SampleSpec, StepOutput, StepWork
 from headway.engine.handle import RequestHandle
 from headway.engine.queue import FairQueue
-from headway.engine.request import Delta, GenerationRequest, RequestResult, RunningRequest, Timings, TokenLogprob
-from headway.engine.scheduler import Scheduler, Update
+from headway.engine.request import (
+    Delta,
+    GenerationRequest,
+    RequestResult,
+    RunningRequest,
+    Timings,
+    TokenLogprob,
+    Update,
+)
+from headway.engine.scheduler import Scheduler
 from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
 from headway.engine.steps import ScheduledStep
 from headway.engine.text import TextStream

@@ -99,7 +99,7 @@ def engine_of(
     if drafter is not None:
         speculator = Speculator(runner, drafter, AcceptanceRule(config.draft_rule))
         progress("measuring what a draft costs")
-        planner = DraftPlanner(drafter.most, measure_costs(speculator, config.max_running))
+        planner = DraftPlanner(drafter.name, drafter.most, measure_costs(speculator, config.max_running))
     executor = LocalExecutor(runner, speculator)
     engine = Engine(cache, executor, config, _vocabulary(loaded), planner=planner)
     tokenizer = HubTokenizer(copy.deepcopy(loaded.tokenizer))
@@ -117,7 +117,8 @@ def _drafter(loaded: LoadedModel, config: EngineConfig, check: SelfCheck) -> Dra
         return None
     if check.single_steps:
         raise ModelError(
-            f"model {loaded.name!r} cannot continue by several tokens at once, so it cannot verify drafts: use --draft none"
+            f"model {loaded.name!r} cannot continue by several tokens at once, so it cannot verify drafts: "
+            "use --draft none"
         )
     return load_drafter(config.draft, loaded.model, loaded.folder, config.draft_tokens)
 

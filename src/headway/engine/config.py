@@ -36,7 +36,8 @@ class EngineConfig:
         chunked_prefill: False computes every prompt in one step, for models that cannot continue one; prompts are then
             limited by `max_batched_tokens` less one token for each of the other running requests.
         prefix_reuse: False computes every prompt from its start.
-        draft: Who drafts tokens for the model to verify: `none`, `lookup`, `mtp` or `dspark`, or the folder of a drafter.
+        draft: Who drafts tokens for the model to verify: `none`, `lookup`, `mtp` or `dspark`, or the folder of a
+            drafter.
         draft_tokens: Most tokens of a draft; None takes the drafter's own number.
         draft_rule: How drafts of sampled answers are judged: `match`, `token` or `block`.
         max_retries: How often a request whose step failed is tried again by itself before it is failed.

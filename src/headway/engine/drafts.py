@@ -1,15 +1,16 @@
 """How many tokens each answering request drafts in the next step.
 
-The budget is that of DSpark, for any drafter: the most tokens a second that can be expected, from what drafts of *earlier*
-steps say about each request (`RunningRequest.survival`), never from the draft at hand, which would bend the distribution
+The budget is that of DSpark, for any drafter: the most tokens a second that can be expected, from what drafts of
+*earlier* steps say about each request (`RunningRequest.survival`), never from the draft at hand, which would bend the
+distribution
 of sampled answers. Two things are this engine's own:
 
 - Rows that compute equally many tokens run as one forward, others apart (`headway.runtime.plan`). So what is chosen is
   one *width* for all rows, pending tokens and draft together, and not a length for each request by itself, which would
   turn one forward into many.
 - A recurrent state with a rejected token in it is dropped, and accepted tokens stay pending (see
-  `headway.runtime.drafting.speculator`). A row with m pending tokens in a step of width w drafts w - m, so pending tokens
-  never exceed the largest width: a row that has as many drafts nothing, and is up to date after that step.
+  `headway.runtime.drafting.speculator`). A row with m pending tokens in a step of width w drafts w - m, so pending
+  tokens never exceed the largest width: a row that has as many drafts nothing, and is up to date after that step.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class DraftPlanner:
     """Chooses drafts for a batch.
 
     Args:
+        name: What the drafter is called.
         most: Most tokens of one draft.
         costs: What a step takes; None drafts as much as the width allows.
 
@@ -70,7 +72,8 @@ class DraftPlanner:
         widest: Most tokens of a row, pending and drafted.
     """
 
-    def __init__(self, most: int, costs: StepCosts | None = None) -> None:
+    def __init__(self, name: str, most: int, costs: StepCosts | None = None) -> None:
+        self.name = name
         self.most = most
         self.widest = 2 * most + 1
         self._costs = costs
@@ -80,16 +83,16 @@ class DraftPlanner:
         return request.observed == request.known - 1 and request.pending <= self.widest
 
     def plan(self, requests: Sequence[RunningRequest], budget: int) -> list[int]:
-        """How many tokens each of some answering requests drafts.
+        """How many tokens each of some decoding requests computes in the next step: pending ones, and a draft.
 
         Args:
-            requests: The requests.
-            budget: Most tokens, pending and drafted, of all of them; drafts give way to it, pending tokens do not.
+            requests: The requests; only those that are `answering` draft, not the last token of a cut prompt.
+            budget: Most tokens of all of them; drafts give way to it, pending tokens do not.
         """
         if not requests:
             return []
         pending = np.array([request.pending for request in requests], dtype=np.int64)
-        room = np.array([min(self.most, _room(request)) for request in requests], dtype=np.int64)
+        room = np.array([self._room(request) for request in requests], dtype=np.int64)
         survival = np.stack([np.pad(request.survival, (0, self.most))[: self.most] for request in requests])
         widths = [w for w in range(1, self.widest + 1) if (pending + _drafts(w, pending, room)).sum() <= budget]
         best = self._best(widths, pending, room, survival.cumsum(axis=1)) if self._costs else max(widths, default=1)
@@ -97,7 +100,13 @@ class DraftPlanner:
         for request, count, could in zip(requests, drafts.tolist(), room.tolist(), strict=True):
             if could and not count:
                 request.survival = request.survival + _HOPE * (1 - request.survival)
-        return [int(count) for count in drafts]
+        return [int(count) for count in pending + drafts]
+
+    def _room(self, request: RunningRequest) -> int:
+        """Tokens that a request may draft: one more is answered than accepted, and an ended answer drafts nothing."""
+        if request.settling or not self.answering(request):
+            return 0
+        return min(self.most, max(0, len(request.tokens) - request.known - 1))
 
     def _best(self, widths: Sequence[int], pending: Int64s, room: Int64s, expected: Floats) -> int:
         """The width of the most tokens a second; the narrowest of equals."""
@@ -136,11 +145,6 @@ class DraftPlanner:
 
 def _drafts(width: int, pending: Int64s, room: Int64s) -> Int64s:
     return np.clip(width - pending, 0, room)
-
-
-def _room(request: RunningRequest) -> int:
-    """Tokens that it may draft: one more is answered than accepted, and an ended answer drafts nothing."""
-    return 0 if request.settling else max(0, len(request.tokens) - request.known - 1)
 
 
 def _line(places: Int64s, values: NDArray[np.float64], at: int) -> float:

@@ -29,8 +29,8 @@ from headway.engine.drafts import DraftPlanner
 from headway.engine.errors import EngineStoppedError, QueueFullError
 from headway.engine.executor import Executor
 from headway.engine.handle import RequestHandle
-from headway.engine.request import GenerationRequest, RunningRequest
-from headway.engine.scheduler import Scheduler, Update
+from headway.engine.request import GenerationRequest, RunningRequest, Update
+from headway.engine.scheduler import Scheduler
 from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.steps import ScheduledStep
 from headway.engine.text import Decode
@@ -321,6 +321,7 @@ class Engine:
             waiting=scheduler.waiting,
             counters=copy.deepcopy(scheduler.counters),
             cache=copy.deepcopy(self._scheduler.cache.stats()),
+            drafter=scheduler.drafter,
         )
         return self._last_snapshot
 

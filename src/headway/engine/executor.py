@@ -81,8 +81,8 @@ class DraftOutput:
         kept: int64 [rows of the step], tokens of the row, from its start on, whose entries and state count.
         proposed: int64 [rows of the step], drafted tokens that were verified.
         accepted: int64 [rows of the step], how many of `tokens` are drafted ones.
-        confidence: One array a row: chance of each place of a draft given those before it, by the drafter's own opinion;
-            None where it has none.
+        confidence: One array a row: chance of each place of a draft given those before it, by the drafter's own
+            opinion; None where it has none.
     """
 
     tokens: Int32s

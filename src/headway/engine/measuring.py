@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headway.cache import CacheGeometry
@@ -37,17 +39,17 @@ def measure_costs(speculator: Speculator, max_running: int) -> StepCosts:
         max_running: Most requests that run at once.
     """
     runner, most = speculator.runner, speculator.drafter.most
-    widest = DraftPlanner(most).widest
+    widest = DraftPlanner(speculator.drafter.name, most).widest
     counts = np.unique([1, 2, most + 1, widest])
     each = _blocks_of_a_row(runner.arena.geometry, _HISTORY + widest)
     fitting = max(1, min(_ROWS, max_running, runner.arena.blocks // max(1, each)))
     rows = np.unique([1, fitting])
     runner.arena.data.zero_()
     made = {n: _tables(runner.arena.geometry, n, _HISTORY + widest, runner.arena.blocks) for n in rows.tolist()}
-    seconds = [
-        [_median(lambda n=n, c=c: runner.run(_batch(made[n], n, c))) for c in counts.tolist()] for n in rows.tolist()
-    ]
-    draft = [_median(lambda n=n: speculator.drafter.propose(_requests(made[n], n, most))) for n in rows.tolist()]
+    batches = [[_batch(made[n], n, c) for c in counts.tolist()] for n in rows.tolist()]
+    seconds = [[_median(partial(runner.run, batch)) for batch in line] for line in batches]
+    requests = [_requests(made[n], n, most) for n in rows.tolist()]
+    draft = [_median(torch.no_grad()(partial(speculator.drafter.propose, asked))) for asked in requests]
     return StepCosts(rows, counts, np.maximum.accumulate(np.array(seconds), axis=1), np.array(draft))
 
 

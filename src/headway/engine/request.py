@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from headway.cache import Explanation, Lease, Prompt
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
+from headway.errors import HeadwayError
 
 if TYPE_CHECKING:  # it imports torch, which a replay does without
     from headway.runtime.sampling import SamplingParams
 
-__all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "TokenLogprob"]
+__all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "TokenLogprob", "Update"]
 
 Int32s = NDArray[np.int32]
 
@@ -306,3 +307,18 @@ class RunningRequest:
             drafted=self.drafted,
             accepted=self.accepted,
         )
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of a request.
+
+    Attributes:
+        request: The request.
+        delta: What was added to its answer, or None.
+        error: Why it failed, or None.
+    """
+
+    request: RunningRequest
+    delta: Delta | None = None
+    error: HeadwayError | None = None

@@ -9,9 +9,9 @@ A failed step leaves its requests without a state that could be trusted. They go
 have and run *alone* until they are past the place of the failure, so that a request that fails every time can be told
 from those that were with it: only a failure alone counts against a request.
 
-With a drafter, a decoding row's step is its pending tokens and a draft (`headway.engine.drafts`). An answer may then end
-while its last tokens are still pending. The client has it at once; the request stays one step longer to compute them, so
-that what is kept of the answer is the same as without drafts.
+With a drafter, a decoding row's step is its pending tokens and a draft (`headway.engine.drafts`). An answer may then
+end while its last tokens are still pending. The client has it at once; the request stays one step longer to compute
+them, so that what is kept of the answer is the same as without drafts.
 
 Rejected: reserving a request's whole answer at admission (most answers are far shorter than their limit, and memory
 would lie idle), and preempting in the middle of a step (undoing part of a step is where such engines leak).
@@ -23,7 +23,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,29 +35,14 @@ from headway.engine.drafts import DraftPlanner
 from headway.engine.errors import RequestFailedError
 from headway.engine.executor import StepOutput
 from headway.engine.queue import FairQueue
-from headway.engine.request import Delta, RunningRequest
+from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.stats import EngineCounters
 from headway.engine.steps import RowAnswer, ScheduledStep, row_answers, scheduled_step
 from headway.errors import HeadwayError, UnservableError
 
-__all__ = ["Scheduler", "Update"]
+__all__ = ["Scheduler"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Update:
-    """News of a request.
-
-    Attributes:
-        request: The request.
-        delta: What was added to its answer, or None.
-        error: Why it failed, or None.
-    """
-
-    request: RunningRequest
-    delta: Delta | None = None
-    error: HeadwayError | None = None
 
 
 class Scheduler:
@@ -92,6 +77,11 @@ class Scheduler:
     def waiting(self) -> int:
         """Requests that wait, those behind a leader included."""
         return len(self._queue) + sum(len(f) for f in self._followers.values())
+
+    @property
+    def drafter(self) -> str | None:
+        """Name of the drafter, or None."""
+        return None if self._planner is None else self._planner.name
 
     @property
     def idle(self) -> bool:
@@ -231,7 +221,10 @@ class Scheduler:
         if alone is not None:
             return [(alone, min(self._wanted(alone), self._config.max_batched_tokens))]
         answering = [request for request in self.running if self._answering(request)]
-        picks = self._with_drafts(answering)
+        counts = [request.pending for request in answering]
+        if self._planner is not None:
+            counts = self._planner.plan(answering, self._config.max_batched_tokens)
+        picks = list(zip(answering, counts, strict=True))
         decoding, budget = len(picks), self._config.max_batched_tokens - sum(count for _, count in picks)
         prefills = deque(request for request in self.running if not self._answering(request))
         while budget > 0:
@@ -254,16 +247,6 @@ class Scheduler:
     def _answering(self, request: RunningRequest) -> bool:
         """Whether a request only decodes: it has one token to compute, or with drafts some that were accepted."""
         return request.pending == 1 or (self._planner is not None and self._planner.answering(request))
-
-    def _with_drafts(self, requests: list[RunningRequest]) -> list[tuple[RunningRequest, int]]:
-        """How many tokens answering requests compute, their drafts included. A cut prefill tail drafts nothing."""
-        counts = [request.pending for request in requests]
-        if self._planner is not None:
-            able = [i for i, request in enumerate(requests) if self._planner.answering(request)]
-            budget = self._config.max_batched_tokens - sum(counts) + sum(counts[i] for i in able)
-            for i, drafts in zip(able, self._planner.plan([requests[i] for i in able], budget), strict=True):
-                counts[i] += drafts
-        return list(zip(requests, counts, strict=True))
 
     def _pick_alone(self) -> RunningRequest | None:
         """A request that must run by itself, admitted if it has to be."""

@@ -74,12 +74,14 @@ class EngineSnapshot:
         waiting: Requests that wait.
         counters: A copy of the totals.
         cache: Memory and events of the cache.
+        drafter: Name of the drafter, or None.
     """
 
     running: int
     waiting: int
     counters: EngineCounters
     cache: CacheStats
+    drafter: str | None = None
 
 
 class Observer(Protocol):

@@ -1,13 +1,13 @@
 """A few tokens of a delta rule go through the recurrent form, where there are no kernels.
 
-transformers computes more than one token of KDA and Gated DeltaNet in chunks of 64, padded, whatever the number. Without
-its GPU kernels that makes two tokens five times as dear as one, and sixteen are no dearer than two. The same modules hold the
-recurrent form, of the same arguments and results, which is a few small products a token. Verifying a draft, and going on
-behind a prefix hit with few tokens left, are exactly such short chunks.
+transformers computes more than one token of KDA and Gated DeltaNet in chunks of 64, padded, whatever the number.
+Without its GPU kernels that makes two tokens five times as dear as one, and sixteen are no dearer than two. The same
+modules hold the recurrent form, of the same arguments and results, which is a few small products a token. Verifying a
+draft, and going on behind a prefix hit with few tokens left, are exactly such short chunks.
 
 The library has no switch for it, so its module's function is replaced for the length of one forward, which runs alone
-(`headway.runtime.attention.AttentionSwitch`). Rejected: computing short chunks token by token, which repeats the whole model
-for each; and a recurrent function of our own, which would be one more thing to keep equal to the library's.
+(`headway.runtime.attention.AttentionSwitch`). Rejected: computing short chunks token by token, which repeats the whole
+model for each; and a recurrent function of our own, which would be one more thing to keep equal to the library's.
 """
 
 from __future__ import annotations

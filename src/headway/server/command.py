@@ -43,6 +43,9 @@ def serve(
     eviction: opt.Eviction = EngineConfig.eviction,
     checkpoint_alignment: opt.Alignment = EngineConfig.checkpoint_alignment,
     prefix_reuse: opt.PrefixReuse = EngineConfig.prefix_reuse,
+    draft: opt.Draft = EngineConfig.draft,
+    draft_tokens: opt.DraftTokens = None,
+    draft_rule: opt.DraftRule = EngineConfig.draft_rule,
     max_batched_tokens: opt.MaxBatchedTokens = EngineConfig.max_batched_tokens,
     max_running: opt.MaxRunning = EngineConfig.max_running,
     max_waiting: opt.MaxWaiting = EngineConfig.max_waiting,
@@ -67,6 +70,9 @@ def serve(
         eviction=eviction,
         checkpoint_alignment=checkpoint_alignment,
         prefix_reuse=prefix_reuse,
+        draft=draft,
+        draft_tokens=draft_tokens,
+        draft_rule=draft_rule,
     )
     body_limit = parse_bytes(max_body)
     console = Console(stderr=True)
@@ -125,6 +131,10 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     if not config.prefix_reuse:
         console.print("  [bold yellow]prefix reuse is off[/]: every prompt is computed anew")
     console.print(f"  longest request: {engine.max_model_len:,} tokens of prompt and answer together")
+    if built.drafter is not None:
+        console.print(
+            f"  drafts: {built.drafter.name}, up to {built.drafter.most} tokens, judged by {config.draft_rule}"
+        )
     console.print(f"  checkpoints at: {', '.join(config.placement)}; evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

@@ -12,6 +12,9 @@ __all__ = [
     "ApiKey",
     "BlockTokens",
     "Device",
+    "Draft",
+    "DraftRule",
+    "DraftTokens",
     "Dtype",
     "Eviction",
     "Grace",
@@ -34,6 +37,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 """What `--log-level` may be."""
 
 _SERVER, _MODEL, _CACHE, _LIMITS = "Server", "Model", "Cache", "Batches and limits"
+_DRAFTS = "Speculative decoding"
 
 
 def _option(panel: str, text: str, **more: Any) -> Any:
@@ -72,6 +76,26 @@ PlacementKinds = Annotated[
 Eviction = Annotated[str, _option(_CACHE, "What goes first when memory runs out: value or lru.")]
 Alignment = Annotated[int, _option(_CACHE, "Checkpoints lie at multiples of this many tokens.")]
 PrefixReuse = Annotated[bool, _option(_CACHE, "Reuse what is cached, or compute every prompt anew.")]
+
+Draft = Annotated[
+    str,
+    _option(
+        _DRAFTS,
+        "Who drafts tokens for the model to verify: none; lookup (repeats of the text itself); mtp or dspark (what the "
+        "model brings along); or the folder of a drafter. Answers have the same distribution as without.",
+    ),
+]
+DraftTokens = Annotated[
+    int | None, _option(_DRAFTS, "Most tokens of a draft; the drafter's own number by default.", min=1)
+]
+DraftRule = Annotated[
+    str,
+    _option(
+        _DRAFTS,
+        "How drafts of sampled answers are judged. match: a seed gives the very answer it gives without drafts. token "
+        "or block: more drafts are accepted, and a seed may give another answer.",
+    ),
+]
 
 MaxBatchedTokens = Annotated[int, _option(_LIMITS, "Most tokens computed in one step.")]
 MaxRunning = Annotated[int, _option(_LIMITS, "Most requests that run at once.")]

@@ -56,7 +56,9 @@ class Improved:
         seen: Sequences that it was asked for, and what the drafter itself proposed.
     """
 
-    def __init__(self, drafter: Drafter, answers: dict[tuple[int, ...], list[int]], seed: int, skill: float = 0.75) -> None:
+    def __init__(
+        self, drafter: Drafter, answers: dict[tuple[int, ...], list[int]], seed: int, skill: float = 0.75
+    ) -> None:
         self._drafter = drafter
         self._answers = answers
         self._dice = np.random.default_rng(seed)

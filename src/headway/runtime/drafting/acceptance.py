@@ -9,12 +9,13 @@ temperature, penalties and cuts. Three rules:
             drafts, and goes on as long as the draft says the same. So the answer is, token for token, the one without
             drafts; a preempted request goes on as if nothing had been. The drafter need not draw: its likeliest token
             is the best guess. It needs no function here.
-    token   Leviathan et al., arXiv 2211.17192: accept x with probability min(1, p_t(x) / p_d(x)); at the first rejection
+    token   Leviathan et al., arXiv 2211.17192: accept x with probability min(1, p_t(x) / p_d(x)); at the first
+    rejection
             draw from max(p_t - p_d, 0).
     block   Sun et al., arXiv 2403.10444: the whole draft is judged at once; never fewer accepted in expectation.
 
-`token` and `block` accept more where the target is not sure (1 - TV(p_t, p_d) against p_t of the likeliest draft), and give
-up repeatability: the same seed gives another answer if the steps are cut otherwise. So `match` is the default.
+`token` and `block` accept more where the target is not sure (1 - TV(p_t, p_d) against p_t of the likeliest draft), and
+give up repeatability: the same seed gives another answer if the steps are cut otherwise. So `match` is the default.
 
 A draft that was not drawn at all is a distribution on one token (`one_hot`); no rule needs a case for it.
 """
@@ -72,9 +73,7 @@ def accept(
     return Acceptance(counts, _rest(target, draft, weight, counts))
 
 
-def chances(
-    rule: AcceptanceRule, target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
+def chances(rule: AcceptanceRule, target: torch.Tensor, draft: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Below what its uniform number must be for each place to pass, float [rows, n].
 
     By `token` the draft counts up to the first place that does not pass, by `block` up to the last that does.

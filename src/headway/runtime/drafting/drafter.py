@@ -5,8 +5,8 @@ target computed. So a proposal and its distributions live within one step: nothi
 an abort or a failure, and nothing but token ids travels between processes. What a drafter does keep from step to step
 lies in the cache, in groups of its own that follow the target's through hits, copies and evictions.
 
-Rejected: drafting at the end of a step for the next one (the engines' way). It would have to keep a distribution over the
-vocabulary for every drafted token until the request comes round again, or to give up drawing from it.
+Rejected: drafting at the end of a step for the next one (the engines' way). It would have to keep a distribution over
+the vocabulary for every drafted token until the request comes round again, or to give up drawing from it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Proposal:
     Attributes:
         tokens: int32 [k], at most as many as were asked for; none is an answer too.
         distribution: float32 [k, vocab] from which each was drawn, or None where they were not drawn.
-        confidence: float32 [m], chance that the drafter gives each place, given that all before it are accepted; None if
-            it has no opinion. It may speak of more places than were asked for.
+        confidence: float32 [m], chance that the drafter gives each place, given that all before it are accepted; None
+            if it has no opinion. It may speak of more places than were asked for.
     """
 
     tokens: Int32s

@@ -1,13 +1,13 @@
 """DSpark: one parallel pass over the whole draft, a cheap chain behind it, and an opinion of its own chances.
 
-The layers attend to a *context* made of the target's outputs, one entry a token, which depends on that token's output alone:
-the group has a `lookahead` of 0, and a hit costs nothing. A draft of n tokens is n inputs, the last known token and n - 1 times
-a learned mask, which see the whole context and each other in both directions; the place of the known token predicts the
-one behind it, and so on. Then the Markov head corrects each place's logits by the token chosen before it, and the confidence head
-says how likely each place is to be accepted, given those before it.
+The layers attend to a *context* made of the target's outputs, one entry a token, which depends on that token's output
+alone: the group has a `lookahead` of 0, and a hit costs nothing. A draft of n tokens is n inputs, the last known token
+and n - 1 times a learned mask, which see the whole context and each other in both directions; the place of the known
+token predicts the one behind it, and so on. Then the Markov head corrects each place's logits by the token chosen
+before it, and the confidence head says how likely each place is to be accepted, given those before it.
 
-Equations: DSpark paper and DeepSpec (section 4 of the project's fact sheet). Kept apart from the published drafters: the mask is
-a vector of the drafter, not a token of the target's vocabulary.
+Equations: DSpark paper and DeepSpec (section 4 of the project's fact sheet). Kept apart from the published drafters:
+the mask is a vector of the drafter, not a token of the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DSparkNetwork(nn.Module):
         self.confidence = nn.Linear(shape.hidden + rank, 1)
 
     def context(self, features: Tensor) -> Tensor:
-        """What the layers make their context entries of: [rows, tokens, hidden] of [rows, tokens, features * hidden]."""
+        """What context entries are made of: [rows, tokens, hidden] of [rows, tokens, features * hidden]."""
         projected: Tensor = self.context_norm(self.context_project(features))
         return projected
 

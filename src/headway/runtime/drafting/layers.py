@@ -1,7 +1,7 @@
 """The decoder layer that trained drafters are made of, and the one way in which it attends.
 
-A plain layer of our own: root-mean-square norms, grouped queries with rotary positions, a gated feed-forward. What it attends
-to is the caller's: in training whole sequences with a mask, in serving the entries in the cache.
+A plain layer of our own: root-mean-square norms, grouped queries with rotary positions, a gated feed-forward. What it
+attends to is the caller's: in training whole sequences with a mask, in serving the entries in the cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from headway.runtime.attention import Scores, masked_attention
 __all__ = ["Attend", "DraftLayer", "DraftNorm", "LayerShape", "attend"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From a layer's queries [rows, tokens, heads, width] and its new keys and values [rows, tokens, kv heads, width] to what it
+"""From a layer's queries [rows, tokens, heads, width] and its new keys and values [rows, tokens, kv heads, width] to
+what it
 attends, [rows, tokens, heads, width]."""
 
 
@@ -89,7 +90,8 @@ class DraftLayer(nn.Module):
         keys, values = self.keys_values(normed, positions)
         x = x + self.o_proj(attending(self._rotate(query, positions), keys, values).flatten(2))
         normed = self.mlp_norm(x)
-        return x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        output: Tensor = x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        return output
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary positions, halves paired, [rows, tokens, heads, width]."""

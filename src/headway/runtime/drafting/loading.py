@@ -1,8 +1,8 @@
 """Drafters by name or by folder.
 
-A trained drafter is a folder with `config.json` (a `DrafterConfig`) and `model.safetensors`. A model may bring some along, in
-`drafts/NAME` beside its own files. The format is Headway's own: what others publish for their engines (EAGLE, DFlash, DSpark)
-has other names and parts, and is refused for what its config lacks.
+A trained drafter is a folder with `config.json` (a `DrafterConfig`) and `model.safetensors`. A model may bring some
+along, in `drafts/NAME` beside its own files. The format is Headway's own: what others publish for their engines (EAGLE,
+DFlash, DSpark) has other names and parts, and is refused for what its config lacks.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def _find(source: str, folder: Path | None) -> Path:
         path = None if folder is None else folder / "drafts" / source
         if path is None or not (path / "config.json").is_file():
             raise ModelError(
-                f"--draft {source}: the model brings no such drafter along; name the folder of one, or use --draft lookup"
+                f"--draft {source}: the model brings no such drafter along; name the folder of one, or use "
+                "--draft lookup"
             )
         return path
     path = Path(source).expanduser()
@@ -161,8 +162,8 @@ def _read_config(path: Path) -> DrafterConfig:
 def _require_same_sizes(path: Path, config: DrafterConfig, target: Target) -> None:
     if (config.hidden_size, config.vocab_size) != (target.hidden, target.vocab):
         raise ModelError(
-            f"the drafter in {path} is for a hidden size of {config.hidden_size} and {config.vocab_size} tokens, the model "
-            f"has {target.hidden} and {target.vocab}: it was trained for another model"
+            f"the drafter in {path} is for a hidden size of {config.hidden_size} and {config.vocab_size} tokens, the "
+            f"model has {target.hidden} and {target.vocab}: it was trained for another model"
         )
 
 

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last few tokens the last time they occurred in the same sequence.
 
-Answers that repeat their prompt (summaries, edits of code, quotations) are often right for many tokens. It needs no weights and
-no memory: the sequence itself is searched anew for each draft, which is a comparison of arrays.
+Answers that repeat their prompt (summaries, edits of code, quotations) are often right for many tokens. It needs no
+weights and no memory: the sequence itself is searched anew for each draft, which is a comparison of arrays.
 """
 
 from __future__ import annotations

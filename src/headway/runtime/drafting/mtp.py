@@ -1,12 +1,13 @@
 """A chained multi-token-prediction head, in the manner of EAGLE and of DeepSeek's MTP.
 
-At position j it reads what the target's last layer put out there and the embedding of the token at j + 1, and predicts the
-token at j + 2. Fed with its own output and its own token it predicts the next one, and so on.
+At position j it reads what the target's last layer put out there and the embedding of the token at j + 1, and predicts
+the token at j + 2. Fed with its own output and its own token it predicts the next one, and so on.
 
-Its entry at j depends on the token at j + 1: the group has a `lookahead` of 1, and a hit is only served as far as that token is
-known to agree. All entries that later drafts attend to come from the target's own outputs, in one pass over the tokens that a
-forward has verified; that pass also yields the first token of the next draft. Only its last output, a vector a request, is
-remembered outside the cache: it is made anew by the first forward of every lease, before it can be asked for.
+Its entry at j depends on the token at j + 1: the group has a `lookahead` of 1, and a hit is only served as far as that
+token is known to agree. All entries that later drafts attend to come from the target's own outputs, in one pass over
+the tokens that a forward has verified; that pass also yields the first token of the next draft. Only its last output, a
+vector a request, is remembered outside the cache: it is made anew by the first forward of every lease, before it can be
+asked for.
 """
 
 from __future__ import annotations
@@ -73,13 +74,14 @@ class MtpDrafter:
         target: The target.
         shape: Sizes of the head's layers.
         most: Most tokens of a draft.
+        feature_layer: Layer of the target that it reads.
     """
 
     name = "mtp"
 
     def __init__(self, network: MtpNetwork, target: Target, shape: LayerShape, most: int, feature_layer: int) -> None:
         self.most = most
-        self.feature_layers = (feature_layer,)
+        self.feature_layers: tuple[int, ...] = (feature_layer,)
         self._network = network
         self._target = target
         self._sizes = len(network.layers), shape.kv_heads, shape.head_dim, target.dtype
@@ -166,7 +168,7 @@ class MtpDrafter:
 
 
 def _causal(seen: Tensor, count: int, start: int, queries: int) -> Tensor:
-    """What queries [start, start + queries) of `count` new tokens see of a history and of these, [rows, 1, q, columns]."""
+    """What queries [start, start + queries) of `count` new tokens see: bool [rows, 1, queries, columns]."""
     new = torch.ones((queries, count), dtype=torch.bool, device=seen.device).tril(start)
     past = seen[:, None, None].expand(-1, 1, queries, -1)
     return torch.cat([past, new.expand(len(seen), 1, -1, -1)], dim=-1)

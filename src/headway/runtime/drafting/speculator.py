@@ -4,20 +4,22 @@ A row of such a step is the sequence's pending tokens (told, but not computed in
 draft; the target computes all of them as one chunk, and its logits from the last pending token on judge the draft.
 
 Attention entries of rejected tokens need no care: the next step writes over them. A recurrent state does: transformers
-gives the state behind the last token of a chunk only, and that one has absorbed the rejected tokens. What to do is decided
+gives the state behind the last token of a chunk only, and that one has absorbed the rejected tokens. What to do is
+decided
 here, for all models with states:
 
     The state that a verification leaves is kept if every draft of the row was accepted, and else dropped: the running
-    state stays as it was, the accepted tokens stay pending, and the next step computes them again in front of its draft.
+    state stays as it was, the accepted tokens stay pending, and the next step computes them again in front of its
+    draft.
 
 A forward reads the states into a copy and writes that back (`headway.runtime.views.PagedCache`), so dropping is not
 writing back: it costs neither memory nor a copy. Computing again costs no forward of its own, only a longer row: a
-forward of 8 tokens of the built-in model takes 1.2 times as long as one of 1 token on a CPU, and on a GPU, where decoding
-waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.drafts`).
+forward of 8 tokens of the built-in model takes 1.2 times as long as one of 1 token on a CPU, and on a GPU, where
+decoding waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.drafts`).
 
-Rejected: one state a drafted token (3.0 GB a request for Kimi-K3 with 7 drafts) and a log of corrections (needs kernels that
-give them out; transformers' do not). Also rejected: a copy of the state before verification, restored after a rejection
-and replayed at once: a state a request in scratch memory, and a second forward in nearly every step.
+Rejected: one state a drafted token (3.0 GB a request for Kimi-K3 with 7 drafts) and a log of corrections (needs kernels
+that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored after a
+rejection and replayed at once: a state a request in scratch memory, and a second forward in nearly every step.
 
 So no state with a rejected token in it is ever in a block, and the cache, which publishes what is committed, cannot
 publish one.

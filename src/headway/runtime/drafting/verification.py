@@ -107,7 +107,10 @@ def _draw(
     target = distributions(torch.cat([row[-length - 1 :] for row in logits]), places).view(-1, length + 1, vocab)
     tokens = torch.from_numpy(np.stack([p.tokens for p in proposals]).astype(np.int64)).to(device)
     draft = torch.stack(
-        [one_hot(t, vocab) if p.distribution is None else p.distribution for t, p in zip(tokens, proposals, strict=True)]
+        [
+            one_hot(t, vocab) if p.distribution is None else p.distribution
+            for t, p in zip(tokens, proposals, strict=True)
+        ]
     )
     numbers = [[_number(ask, Stream.ACCEPTANCE, k) for k in range(length)] for ask in asks]
     outcome = accept(rule, target, draft, tokens, torch.tensor(numbers, device=device))
