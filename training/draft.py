@@ -5,7 +5,7 @@ input, and its distributions are what the drafter learns to match: the loss is t
 distributions (one minus it is the chance that a drawn token is accepted), with some cross-entropy, most of it at the
 beginning, where total variation alone says little.
 
-An MTP head is trained on `--unroll` steps of its own chain, each step reading the output of the one before, as in
+An MTP head is trained on a whole draft of its own chain, each step reading the output of the one before, as in
 serving. A DSpark drafter is trained on whole drafts that begin at random places of each window, and its confidence head
 on what would be accepted.
 
@@ -198,12 +198,12 @@ def start(network: nn.Module, teacher: Teacher) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafter", choices=tuple(CONFIGS), required=True, help="which kind")
+    parser.add_argument("--drafter", choices=(*CONFIGS, "both"), default="both", help="which kind (%(default)s)")
     parser.add_argument(
         "--work", type=Path, default=Path("build/training"), help="folder of the token files (%(default)s)"
     )
     parser.add_argument("--model", type=Path, default=Path("src/headway/models/builtin"), help="target (%(default)s)")
-    parser.add_argument("--out", type=Path, help="drafter's folder (MODEL/drafts/DRAFTER)")
+    parser.add_argument("--out", type=Path, help="folder of the drafters' folders (MODEL/drafts)")
     parser.add_argument("--minutes", type=float, default=12.0, help="length of the training (%(default)s)")
     parser.add_argument("--every", type=float, default=4.0, help="minutes between two measurements (%(default)s)")
     parser.add_argument("--checks", type=int, default=4, help="held-out batches of a measurement (%(default)s)")
@@ -215,13 +215,19 @@ def main() -> None:
     kda.check()
     kda.install()
     fit.keep_memory()
-    config = CONFIGS[args.drafter]
+    for drafter in CONFIGS if args.drafter == "both" else (args.drafter,):
+        make(args, CONFIGS[drafter])
+
+
+def make(args: argparse.Namespace, config: DrafterConfig) -> None:
+    """Train one drafter and write its folder."""
+    print(f"== {config.drafter}", flush=True)
     teacher = Teacher(args.model, config.feature_layers)
     torch.manual_seed(args.seed)
     network = config.network()
     start(network, teacher)
     train(args, config, network, teacher)
-    out = args.out or args.model / "drafts" / args.drafter
+    out = args.out / config.drafter if args.out else args.model / "drafts" / config.drafter
     save_drafter(out, network, config)
     size = sum(file.stat().st_size for file in out.iterdir())
     print(json.dumps({"folder": str(out), "bytes": size, "parameters": sum(p.numel() for p in network.parameters())}))
