@@ -180,12 +180,21 @@ def accepted(losses: Losses) -> list[float]:
     return [round(float(value), 3) for value in survival.cumsum(0)]
 
 
-def start(network: nn.Module, teacher: Teacher) -> None:
-    """Begin near the model: its own final norm, small outputs of layers, no correction yet."""
+def bigrams(ids: np.ndarray[Any, Any], vocab: int) -> Tensor:
+    """How much likelier each token is behind each other one than anywhere, as logarithms, float32 [before, behind]."""
+    pairs = ids[:-1].astype(np.int64) * vocab + ids[1:]
+    counts = torch.from_numpy(np.bincount(pairs, minlength=vocab * vocab).astype(np.float32)).view(vocab, vocab)
+    share = (counts.sum(0) + 1) / (counts.sum() + vocab)
+    smooth = 8.0  # pairs that a token would have seen if it knew nothing
+    return ((counts + smooth * share) / (counts.sum(1, keepdim=True) + smooth) / share).log()
+
+
+def start(network: nn.Module, teacher: Teacher, pairs: Tensor) -> None:
+    """Begin near the model: its own final norm, small outputs of layers, and bigrams where the token before goes in."""
     for name, parameter in network.named_parameters():
         if parameter.ndim == 2:
             nn.init.normal_(parameter, std=0.03)
-        if name.endswith(("o_proj.weight", "down_proj.weight", "markov_out.weight", "confidence.weight")):
+        if name.endswith(("o_proj.weight", "down_proj.weight", "confidence.weight")):
             nn.init.zeros_(parameter)
         if name.endswith("mask"):
             nn.init.normal_(parameter, std=0.03)
@@ -194,6 +203,14 @@ def start(network: nn.Module, teacher: Teacher) -> None:
         width = network.out_norm.weight.shape[0]
         first = network.project if isinstance(network, MtpNetwork) else network.context_project
         first.weight[:, -width:] += torch.eye(width) * 0.5
+        if isinstance(network, DSparkNetwork):
+            left, size, right = torch.svd_lowrank(pairs, q=network.markov_in.weight.shape[1], niter=3)
+            network.markov_in.weight.copy_(left * size.sqrt())
+            network.markov_out.weight.copy_(right * size.sqrt())
+        else:
+            given = network.token_norm(teacher.target.embed(torch.arange(len(pairs))))
+            head = teacher.model.lm_head.weight * network.out_norm.weight
+            network.project.weight[:, width:] = torch.linalg.lstsq(head, torch.linalg.lstsq(given, pairs)[0].T)[0]
 
 
 def main() -> None:
@@ -225,7 +242,7 @@ def make(args: argparse.Namespace, config: DrafterConfig) -> None:
     teacher = Teacher(args.model, config.feature_layers)
     torch.manual_seed(args.seed)
     network = config.network()
-    start(network, teacher)
+    start(network, teacher, bigrams(np.load(args.work / "train.npz")["ids"], config.vocab_size))
     train(args, config, network, teacher)
     out = args.out / config.drafter if args.out else args.model / "drafts" / config.drafter
     save_drafter(out, network, config)
@@ -245,6 +262,7 @@ def train(args: argparse.Namespace, config: DrafterConfig, network: Any, teacher
     schedule = fit.Schedule(warm_up=0.02, decay_from=0.3)
     begin = told = time.monotonic()
     steps = 0
+    tell(steps, 0.0, checks, network, teacher, config)
     while (progress := (time.monotonic() - begin) / (60.0 * args.minutes)) < 1.0:
         torch.set_num_threads(fit.free_threads(args.threads))
         losses = loss_of(network, teacher, next(batches), config, 0.1 + 0.9 * max(0.0, 1 - 2 * progress), rng)

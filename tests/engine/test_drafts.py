@@ -228,3 +228,14 @@ def test_what_was_accepted_teaches():
     assert request.survival[2:].max() < 0.01
     planner.learn(request, 2, 0, np.array([0.5, 0.5, 0.5, 0.5], dtype=np.float32))
     assert request.survival.tolist() == [0.5, 0.25, 0.125, 0.0625]
+
+
+def test_an_opinion_that_does_not_come_true_is_discounted():
+    sure = np.array([0.9, 0.9, 0.9, 0.9], dtype=np.float32)
+    request, planner = answering([0.9, 0.8, 0.7, 0.6]), DraftPlanner("test", 4, costs(3.0))
+    assert planner.plan([request], 100) == [5]
+    for _ in range(60):
+        planner.learn(request, 4, 0, sure)
+    assert planner.plan([request], 100) == [1]
+    tries = [planner.plan([request], 100)[0] for _ in range(400)]
+    assert max(tries) > 1, "it is tried again"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.test_drafts_against_generate import Driver, texts
-from tests.runtime.drafting.tiny_drafters import save_tiny
+from tests.runtime.drafting.tiny_drafters import Improved, save_tiny
 from tests.runtime.tiny_models import tiny_model
 
 from headway.engine import EngineConfig, GenerationRequest, RunningRequest
@@ -118,7 +118,7 @@ def test_the_law_is_the_model_s(rule: AcceptanceRule, logits: dict[Context, torc
     driver = Driver(MODEL, drafter, 140, config, rule, check=False)
     ask(driver, PROMPT.tolist(), 1, PARAMS, 0)
     driver.run()
-    for seed in range(1800):
+    for seed in range(1000):
         ask(driver, PROMPT.tolist(), LENGTH, PARAMS, seed)
     driver.run()
     counters = driver.scheduler.counters
@@ -128,7 +128,7 @@ def test_the_law_is_the_model_s(rule: AcceptanceRule, logits: dict[Context, torc
     assert sum(expected.values()) == pytest.approx(1, abs=1e-4)
     assert excess(found, expected) < 4
     even = {c: 1 / len(expected) for c in itertools.chain(expected)}
-    assert excess(found, even) > 20, "the test would notice another law"
+    assert excess(found, even) > 10, "the test would notice another law"
 
 
 @pytest.mark.parametrize("kind", ["lookup", "mtp", "dspark"])
@@ -140,13 +140,18 @@ def test_by_match_a_seed_gives_the_answer_that_it_gives_without_drafts(kind: str
         SamplingParams(temperature=0.7, top_p=0.8, presence_penalty=0.5, repetition_penalty=1.2),
         SamplingParams(temperature=0.2, frequency_penalty=0.3),
     ]
-    answers = []
-    for drafter in (None, load_drafter(source, model, None, 3)):
-        driver = Driver(MODEL, drafter, 4, EngineConfig(max_batched_tokens=60, max_running=3))
+    config = EngineConfig(max_batched_tokens=60, max_running=3)
+    drafter: Improved | None = None
+    answers: dict[tuple[int, ...], list[int]] = {}
+    for _ in range(2):
+        driver = Driver(MODEL, drafter, 4, config)
         for seed, (prompt, _) in enumerate(texts(2)):
             ask(driver, prompt, 12, params[seed % 3], seed)
         driver.run(preempt=drafter is not None)
-        answers.append([request.answer.tolist() for request in driver.requests])
-    assert answers[0] == answers[1]
-    assert driver.scheduler.counters.drafted_tokens > 0
-    assert driver.scheduler.counters.preemptions > 0
+        found = {tuple(r.request.tokens.tolist()): r.answer.tolist() for r in driver.requests}
+        assert not answers or answers == found
+        answers = found
+        drafter = Improved(load_drafter(source, model, None, 3), answers, seed=1)
+    counters = driver.scheduler.counters
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens
+    assert counters.preemptions > 0

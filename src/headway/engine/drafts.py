@@ -30,6 +30,8 @@ Floats = NDArray[np.float32]
 
 _MEMORY = 0.8
 """Share of the old estimate in a new one, for drafters without an opinion of their own."""
+_FADING = 0.98
+"""What is left after each draft of what earlier drafts say about the drafter's opinion of itself."""
 _HOPE = 0.05
 """How fast an estimate returns to 1 while nothing is drafted, so that drafting is tried again."""
 
@@ -77,6 +79,7 @@ class DraftPlanner:
         self.most = most
         self.widest = 2 * most + 1
         self._costs = costs
+        self._expected, self._found = 1.0, 1.0
 
     def answering(self, request: RunningRequest) -> bool:
         """Whether a request has nothing to compute but pending tokens of its answer."""
@@ -95,11 +98,13 @@ class DraftPlanner:
         room = np.array([self._room(request) for request in requests], dtype=np.int64)
         survival = np.stack([np.pad(request.survival, (0, self.most))[: self.most] for request in requests])
         widths = [w for w in range(1, self.widest + 1) if (pending + _drafts(w, pending, room)).sum() <= budget]
-        best = self._best(widths, pending, room, survival.cumsum(axis=1)) if self._costs else max(widths, default=1)
+        expected = survival.cumsum(axis=1) * (self._found / self._expected)
+        best = self._best(widths, pending, room, expected) if self._costs else max(widths, default=1)
         drafts = _drafts(best, pending, room)
         for request, count, could in zip(requests, drafts.tolist(), room.tolist(), strict=True):
             if could and not count:
                 request.survival = request.survival + _HOPE * (1 - request.survival)
+                self._fade(0.0, 0.0)
         return [int(count) for count in pending + drafts]
 
     def _room(self, request: RunningRequest) -> int:
@@ -125,6 +130,15 @@ class DraftPlanner:
         """What is expected of the drafts of a new request: that all are accepted."""
         return np.ones(self.most, dtype=np.float32)
 
+    def _fade(self, expected: float, found: float) -> None:
+        """Compare what was expected of a draft with what was found.
+
+        A confidence head was trained on drawn drafts; of greedy answers, or by `match`, other shares are accepted. So
+        expectations are scaled by how they came true lately, for all requests together; 1 in the beginning.
+        """
+        self._expected = 1 + _FADING * (self._expected - 1) + expected
+        self._found = 1 + _FADING * (self._found - 1) + found
+
     def learn(self, request: RunningRequest, proposed: int, accepted: int, confidence: Floats | None) -> None:
         """Take what a step says about a request's next drafts.
 
@@ -134,6 +148,7 @@ class DraftPlanner:
             accepted: How many of them count.
             confidence: The drafter's own opinion of each place (see `DraftOutput`), or None.
         """
+        self._fade(float(request.survival[:proposed].sum()), float(accepted))
         if confidence is not None:
             request.survival = np.cumprod(confidence[: self.most], dtype=np.float32)
             return

@@ -44,8 +44,9 @@ def measure_costs(speculator: Speculator, max_running: int) -> StepCosts:
     each = _blocks_of_a_row(runner.arena.geometry, _HISTORY + widest)
     fitting = max(1, min(_ROWS, max_running, runner.arena.blocks // max(1, each)))
     rows = np.unique([1, fitting])
-    runner.arena.data.zero_()
     made = {n: _tables(runner.arena.geometry, n, _HISTORY + widest, runner.arena.blocks) for n in rows.tolist()}
+    used = max(int(table.max()) for tables in made.values() for table in tables)
+    runner.arena.data[: used + 1].zero_()  # what nobody has written may read as NaN; the rest stays untouched
     batches = [[_batch(made[n], n, c) for c in counts.tolist()] for n in rows.tolist()]
     seconds = [[_median(partial(runner.run, batch)) for batch in line] for line in batches]
     requests = [_requests(made[n], n, most) for n in rows.tolist()]

@@ -73,7 +73,11 @@ def test_the_built_in_model_brings_both(tmp_path: Path) -> None:
         ({"vocab_size": 99}, "trained for another model"),
         ({"drafter": "eagle"}, "known are mtp, dspark"),
         ({"heads": 2}, "cannot load the weights"),
-        ({"layers": "two"}, "not the config"),
+        ({"layers": "two"}, "layers is 'two'"),
+        ({"draft_tokens": 0}, "draft_tokens is 0"),
+        ({"feature_layers": []}, "feature_layers"),
+        ({"feature_layers": [1, 2]}, "reads one layer"),
+        ({"kv_heads": 3}, "must divide"),
         (None, "not the config"),
     ],
 )

@@ -29,7 +29,19 @@ __all__ = ["DrafterConfig", "load_drafter", "save_drafter"]
 
 _LOOKUP_TOKENS = 6
 """Tokens of a looked-up draft, if nobody says: repeated passages are long."""
+_MOST_TOKENS = 16
+"""Most tokens of a draft; the cache takes a bounded number of tokens from one step."""
 _TRAINED = ("mtp", "dspark")
+_SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "draft_tokens",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "intermediate_size",
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,29 @@ def _read_config(path: Path) -> DrafterConfig:
         raise ModelError(f"{path / 'config.json'} is not the config of a Headway drafter: {error}") from error
     if config.drafter not in _TRAINED:
         raise ModelError(f"{path} holds a drafter of the kind {config.drafter!r}; known are {', '.join(_TRAINED)}")
+    fault = _fault(config)
+    if fault is not None:
+        raise ModelError(f"{path / 'config.json'} is not the config of a Headway drafter: {fault}")
     return DrafterConfig(**(asdict(config) | {"feature_layers": tuple(config.feature_layers)}))
+
+
+def _fault(config: DrafterConfig) -> str | None:
+    """What cannot work in a config that has just been read, or None."""
+    sizes = [*_SIZES, "markov_rank"] if config.drafter == "dspark" else _SIZES
+    for name in sizes:
+        value: object = getattr(config, name)
+        if type(value) is not int or value < 1:
+            return f"{name} is {value!r}, it must be a whole number of at least 1"
+    layers: object = config.feature_layers
+    if not isinstance(layers, list) or not layers or any(type(layer) is not int for layer in layers):
+        return f"feature_layers is {layers!r}, it must be a list of layer numbers"
+    if config.drafter == "mtp" and len(layers) != 1:
+        return f"feature_layers is {layers!r}, an mtp head reads one layer"
+    if config.draft_tokens > _MOST_TOKENS:
+        return f"draft_tokens is {config.draft_tokens}, it must be at most {_MOST_TOKENS}"
+    if config.heads % config.kv_heads or config.head_dim % 2:
+        return f"kv_heads ({config.kv_heads}) must divide heads ({config.heads}), and head_dim must be even"
+    return None
 
 
 def _require_same_sizes(path: Path, config: DrafterConfig, target: Target) -> None:
