@@ -41,11 +41,11 @@ WINDOW, WINDOWS = 256, 4
 CONFIGS = {
     "mtp": DrafterConfig(
         drafter="mtp", hidden_size=128, vocab_size=4096, feature_layers=(3,), draft_tokens=3,
-        layers=1, heads=4, kv_heads=2, head_dim=32, intermediate_size=384,
+        layers=1, heads=4, kv_heads=1, head_dim=32, intermediate_size=384,
     ),
     "dspark": DrafterConfig(
         drafter="dspark", hidden_size=128, vocab_size=4096, feature_layers=(0, 1, 2, 3), draft_tokens=5,
-        layers=2, heads=4, kv_heads=2, head_dim=32, intermediate_size=384, markov_rank=96,
+        layers=2, heads=4, kv_heads=1, head_dim=32, intermediate_size=384, markov_rank=96,
     ),
 }  # fmt: skip
 

@@ -88,7 +88,7 @@ def texts(seed: int) -> list[tuple[list[int], int]]:
     """Prompts on two stems that repeat themselves, and lengths of answers."""
     rng = np.random.default_rng(seed)
     stems = [np.tile(rng.integers(3, 256, 20), 4) for _ in range(2)]
-    own = [rng.integers(3, 256, int(rng.integers(1, 25))) for _ in range(6)]
+    own = [rng.integers(3, 256, int(rng.integers(1, 25))) for _ in range(5)]
     return [
         ([*stems[i % 2][: int(rng.integers(20, 80))].tolist(), *part.tolist()], int(rng.integers(4, 20)))
         for i, part in enumerate(own)
@@ -133,12 +133,12 @@ def test_answers_equal_generate(name: str, kind: str, tmp_path: Path):
     stats = driver.cache.stats()
     assert (stats.leases, stats.leased) == (0, 0)
     if kind != "lookup":
-        for tokens, proposed in drafter.seen[::9]:
+        for tokens, proposed in drafter.seen[::13]:
             assert proposed == reference(kind, tmp_path / "draft", tiny_model(name), tokens, len(proposed)), report
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", DRAFTERS[1:])
+@pytest.mark.parametrize("name", ["KimiLinear", "GptOss"])
 def test_hits_are_those_without_drafts(name: str, kind: str, tmp_path: Path):
     """Entries of an MTP head depend on the next token, so its hits end one token earlier where that one differs."""
     asked = [(prompt, 6) for prompt, _ in texts(7)[:4]]

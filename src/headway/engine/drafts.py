@@ -98,7 +98,7 @@ class DraftPlanner:
         room = np.array([self._room(request) for request in requests], dtype=np.int64)
         survival = np.stack([np.pad(request.survival, (0, self.most))[: self.most] for request in requests])
         widths = [w for w in range(1, self.widest + 1) if (pending + _drafts(w, pending, room)).sum() <= budget]
-        expected = survival.cumsum(axis=1) * (self._found / self._expected)
+        expected = survival.cumsum(axis=1) * np.float32(self._found / self._expected)
         best = self._best(widths, pending, room, expected) if self._costs else max(widths, default=1)
         drafts = _drafts(best, pending, room)
         for request, count, could in zip(requests, drafts.tolist(), room.tolist(), strict=True):
