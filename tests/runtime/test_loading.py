@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from headway.cache import CacheGeometry
+from headway.cache import CacheGeometry, FullAttention
 from headway.cli import app
 from headway.errors import ConfigError, ModelError
 from headway.runtime.inspection import inspect_model
