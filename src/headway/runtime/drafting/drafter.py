@@ -28,6 +28,7 @@ __all__ = ["DraftRequest", "Drafter", "Observed", "Proposal", "choose", "proposa
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float32]
+_Chosen = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,6 @@ def choose(logits: torch.Tensor, requests: Sequence[DraftRequest], drafts: torch
     drawn = draw(found, torch.tensor(numbers, device=logits.device))
     asked = torch.tensor([request.drawn for request in requests], device=logits.device)
     return torch.where(asked, drawn, tokens), found
-
-
-_Chosen = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def proposals(
