@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -128,7 +128,7 @@ class Scheduler:
                 kept[i], told[i] = self._take_row(request, int(step.starts[i]), len(scheduled.work.tokens[i]), answer)
                 sampled[i, : told[i]] = answer.tokens[: told[i]]
         self.cache.commit(step, kept, sampled, told)
-        self._charge(scheduled.requests, told)
+        self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
         self._finish([request for request in scheduled.requests if self._over(request)])
         return self.take_news()
 
@@ -383,10 +383,7 @@ class Scheduler:
         told = len(delta.tokens)
         self.counters.generated_tokens += told
         if answer.proposed and self._planner is not None:
-            accepted = min(answer.accepted, told)
-            request.drafted, request.accepted = request.drafted + answer.proposed, request.accepted + accepted
-            self.counters.drafted_tokens += answer.proposed
-            self.counters.accepted_tokens += accepted
+            self.counters.count_draft(request, answer.proposed, min(answer.accepted, told))
             self._planner.learn(request, answer.proposed, answer.accepted, answer.confidence)
         if request.timings.first_token is None:
             request.timings.first_token = self._clock()
@@ -396,15 +393,6 @@ class Scheduler:
             delta = replace(delta, result=request.result())
         self._news.append(Update(request, delta))
         return told
-
-    def _charge(self, requests: Sequence[RunningRequest], told: NDArray[np.int64]) -> None:
-        """Charge users for the tokens that their requests were answered."""
-        served: Counter[str] = Counter()
-        for request, tokens in zip(requests, told.tolist(), strict=True):
-            if tokens:
-                served[request.user] += tokens
-        for user, tokens in served.items():
-            self._queue.charge(user, tokens)
 
     def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)

@@ -51,6 +51,13 @@ class EngineCounters:
     refused: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
 
+    def count_draft(self, request: RunningRequest, proposed: int, accepted: int) -> None:
+        """Count a verified draft, here and for its request."""
+        request.drafted += proposed
+        request.accepted += accepted
+        self.drafted_tokens += proposed
+        self.accepted_tokens += accepted
+
     def count_admission(self, request: RunningRequest, first: bool, hit_tokens: int) -> None:
         """Count the admission of a request, at its first or a later one."""
         if not first:
