@@ -83,11 +83,11 @@ def engine_of(
     """
     progress("checking that the model continues from what it has cached")
     check = self_check(loaded.model, loaded.layout)
+    drafter = _drafter(loaded, config, check)
     if check.warning is not None:
         logger.warning("%s", check.warning)
         config = replace(config, prefix_reuse=False, chunked_prefill=False)
     progress("making room for the cache")
-    drafter = _drafter(loaded, config, check)
     cache = PrefixCache(_cache_config(loaded, config, drafter))
     blocks = cache.config.blocks
     try:

@@ -123,14 +123,18 @@ class MtpDrafter:
         return attending
 
     def _remember(self, rows: NDArray[np.int64], output: Tensor) -> None:
-        size = int(rows.max()) + 1
-        if size > len(self._last):
-            self._last = torch.cat([self._last, self._last.new_zeros((2 * size - len(self._last), output.shape[1]))])
+        self._make_room(int(rows.max()) + 1)
         self._last[torch.from_numpy(rows).to(output.device)] = output
+
+    def _make_room(self, rows: int) -> None:
+        if rows > len(self._last):
+            more = self._last.new_zeros((2 * rows - len(self._last), self._last.shape[1]))
+            self._last = torch.cat([self._last, more])
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Chain the head from what it made of the last observed token of each sequence."""
         device = self._target.device
+        self._make_room(1 + max(request.row for request in requests))  # a measurement asks before anything was observed
         hidden = self._last[torch.tensor([request.row for request in requests], device=device)][:, None]
         lengths = np.array([request.length - 1 for request in requests], dtype=np.int64)
         most = max(request.count for request in requests)
