@@ -88,7 +88,7 @@ def texts(seed: int) -> list[tuple[list[int], int]]:
     """Prompts on two stems that repeat themselves, and lengths of answers."""
     rng = np.random.default_rng(seed)
     stems = [np.tile(rng.integers(3, 256, 20), 4) for _ in range(2)]
-    own = [rng.integers(3, 256, int(rng.integers(1, 25))) for _ in range(5)]
+    own = [rng.integers(3, 256, int(rng.integers(1, 25))) for _ in range(6)]
     return [
         ([*stems[i % 2][: int(rng.integers(20, 80))].tolist(), *part.tolist()], int(rng.integers(4, 20)))
         for i, part in enumerate(own)
