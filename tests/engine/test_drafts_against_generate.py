@@ -72,7 +72,7 @@ class Driver:
 
     def step(self, preempt: bool = False) -> bool:
         self._steps += 1
-        if preempt and self._steps % 10 == 0:  # as if the oldest had got no memory in the step before
+        if preempt and self._steps % 6 == 0:  # as if the oldest had got no memory in the step before
             self.scheduler._starved = self.scheduler.running[:1]
         scheduled = self.scheduler.schedule()
         if scheduled is not None:
