@@ -45,6 +45,9 @@ def serve(
     eviction: opt.Eviction = EngineConfig.eviction,
     checkpoint_alignment: opt.Alignment = EngineConfig.checkpoint_alignment,
     prefix_reuse: opt.PrefixReuse = EngineConfig.prefix_reuse,
+    draft: opt.Draft = EngineConfig.draft,
+    draft_tokens: opt.DraftTokens = None,
+    draft_rule: opt.DraftRule = EngineConfig.draft_rule,
     max_batched_tokens: opt.MaxBatchedTokens = EngineConfig.max_batched_tokens,
     max_running: opt.MaxRunning = EngineConfig.max_running,
     max_waiting: opt.MaxWaiting = EngineConfig.max_waiting,
@@ -80,6 +83,9 @@ def serve(
         checkpoint_alignment=checkpoint_alignment,
         prefix_reuse=prefix_reuse,
         parallel=ParallelConfig(dcp, interleave, dcp_comm, executor, rank_timeout, on_rank_failure, tp, pcp),
+        draft=draft,
+        draft_tokens=draft_tokens,
+        draft_rule=draft_rule,
     )
     body_limit = parse_bytes(max_body)
     check_recording(record, record_form)  # before the model is loaded
@@ -143,6 +149,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     console.print(f"  longest request: {engine.max_model_len:,} tokens of prompt and answer together")
     if options.recorder is not None:
         console.print(f"  recording to {options.recorder.path}")
+    if built.drafts is not None:
+        console.print(f"  drafts: {built.drafts.name}, up to {built.drafts.most} tokens, judged by {config.draft_rule}")
     console.print(f"  checkpoints at: {', '.join(config.placement)}; evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

@@ -15,6 +15,9 @@ __all__ = [
     "Dcp",
     "DcpComm",
     "Device",
+    "Draft",
+    "DraftRule",
+    "DraftTokens",
     "Dtype",
     "Eviction",
     "ExecutorKind",
@@ -46,6 +49,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _SERVER, _MODEL, _CACHE, _LIMITS, _RANKS = "Server", "Model", "Cache", "Batches and limits", "Ranks"
 _RECORD = "Recording"
+_DRAFTS = "Speculative decoding"
 
 
 def _option(panel: str, text: str, **more: Any) -> Any:
@@ -93,6 +97,25 @@ RecordFile = Annotated[
 ]
 RecordForm = Annotated[
     str, _option(_RECORD, "hashes (salted: who shares which prefix, not what it says) or tokens (everything said).")
+]
+Draft = Annotated[
+    str,
+    _option(
+        _DRAFTS,
+        "Who drafts tokens for the model to verify: none; lookup (repeats of the text itself); mtp or dspark (what the "
+        "model brings along); or the folder of a drafter. Answers have the same distribution as without.",
+    ),
+]
+DraftTokens = Annotated[
+    int | None, _option(_DRAFTS, "Most tokens of a draft; the drafter's own number by default.", min=1)
+]
+DraftRule = Annotated[
+    str,
+    _option(
+        _DRAFTS,
+        "How drafts of sampled answers are judged. match: a seed gives the very answer it gives without drafts. token "
+        "or block: more drafts are accepted, and a seed may give another answer.",
+    ),
 ]
 
 MaxBatchedTokens = Annotated[int, _option(_LIMITS, "Most tokens computed in one step.")]
