@@ -29,7 +29,7 @@ def test_an_engine_with_drafts_answers_as_generate(kind: str, memory: int, tmp_p
         save_tiny(kind, tiny_model("Qwen3Next"), tmp_path / "drafts" / kind)
     config = EngineConfig(memory=memory, max_running=4, max_batched_tokens=128, draft=kind, draft_tokens=3)
     built = engine_of(loaded("Qwen3Next", tmp_path), config)
-    assert built.drafter is not None
+    assert built.drafts is not None
     prompts = [np.tile(part, 3) for part in np.random.default_rng(0).integers(3, 256, (3, 9)).astype(np.int32)]
     engine = built.engine.start()
     try:
