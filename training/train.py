@@ -1,11 +1,12 @@
 """Make the built-in model from nothing: texts, tokenizer, weights, the shipped folder and its figures.
 
-Runs the five steps in this folder one after the other; each can be run alone and has its own --help:
+Runs the six steps in this folder one after the other; each can be run alone and has its own --help:
 
   corpus.py     fetch Debian packages and read them into a corpus        about a minute
   tokenizer.py  learn the vocabulary and encode the corpus               half a minute
   fit.py        train the Kimi-Linear model                              --minutes
   export.py     write the model folder in bf16 and check it              half a minute
+  draft.py      train both drafters for the exported model               two times --draft-minutes
   evaluate.py   compare it with a 5-gram model on held-out documents     two minutes
 
 Needs apt-get and dpkg-deb (Debian or Ubuntu, no root), two cores and 4 GB of memory. Nothing is left outside --work and
@@ -21,7 +22,7 @@ import sys
 from pathlib import Path
 
 BUILTIN = Path(__file__).parents[1] / "src/headway/models/builtin"
-STEPS = ("corpus", "tokenizer", "fit", "export", "evaluate")
+STEPS = ("corpus", "tokenizer", "fit", "export", "draft", "evaluate")
 
 
 def command(step: str, args: argparse.Namespace) -> list[str]:
@@ -31,6 +32,8 @@ def command(step: str, args: argparse.Namespace) -> list[str]:
         words += ["--minutes", str(args.minutes), "--threads", str(args.threads)]
     elif step == "export":
         words += ["--out", str(args.out)]
+    elif step == "draft":
+        words += ["--model", str(args.out), "--minutes", str(args.draft_minutes), "--threads", str(args.threads)]
     elif step == "evaluate":
         words += ["--model", str(args.out)]
     return words
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="scratch folder (%(default)s)")
     parser.add_argument("--out", type=Path, default=BUILTIN, help="model folder (%(default)s)")
     parser.add_argument("--minutes", type=float, default=70.0, help="length of the training itself (%(default)s)")
+    parser.add_argument("--draft-minutes", type=float, default=12.0, help="training of each drafter (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads at most (%(default)s)")
     parser.add_argument("--start", choices=STEPS, default=STEPS[0], help="begin at this step (%(default)s)")
     args = parser.parse_args()

@@ -385,6 +385,20 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     assert engine.cache.stats().leased == 0
 
 
+def test_a_state_exported_behind_rejected_drafts_is_freed_at_once() -> None:
+    engine = Engine.of(ATTENTION, STATE, placement=("interval:8",))
+    lease = engine.start(tokens((1, 5)))
+    engine.step(lease)
+    free = engine.cache.free_blocks
+    for _ in range(3):
+        step = engine.cache.extend([lease.row], [5])
+        assert [export.position for export in step.exports] == [8]
+        engine.cache.commit(step, counts=[0], sampled=[7], sampled_counts=[1])
+        assert engine.cache.free_blocks == free
+    engine.cache.finish([lease.row])
+    assert engine.cache.stats().leased == 0
+
+
 @pytest.mark.parametrize(
     "options",
     [{"breakpoints": (0,)}, {"breakpoints": (21,)}, {"boundaries": (21,)}, {"pin": -1}],

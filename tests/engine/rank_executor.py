@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,34 +12,55 @@ from transformers import PreTrainedModel
 from headway.cache import CacheGeometry
 from headway.engine import StepOutput, StepWork
 from headway.engine.local import LocalExecutor
+from headway.engine.rank import compact
 from headway.runtime.batch import RunBatch, RunResult
+from headway.runtime.drafting.drafter import Drafter
+from headway.runtime.drafting.speculator import Speculator
+from headway.runtime.runner import Judge
 
 
 class ThreadRanks:
     """As a `RankedExecutor` over processes: every rank computes every step, and rank 0 chooses the tokens.
 
     The memory of all ranks starts full of NaN. `first` has the logits of first tokens by prompt.
+
+    `drafters` are one a rank, or none.
     """
 
-    def __init__(self, model: PreTrainedModel, geometry: CacheGeometry, blocks: int, form: str = "ag_rs") -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        geometry: CacheGeometry,
+        blocks: int,
+        form: str = "ag_rs",
+        drafters: Sequence[Drafter] = (),
+    ) -> None:
         self.ranked = RankedRunner(model, geometry, blocks, form)
+        self._geometry = geometry
         for data in self.ranked.arenas:
             data.fill_(0xFF)
         self.first: dict[tuple[int, ...], torch.Tensor] = {}
         self._logits: torch.Tensor | None = None
         run = self.ranked.runners[0].run
 
-        def keep(batch: RunBatch) -> RunResult:
-            result = run(batch)
+        def keep(batch: RunBatch, judge: Judge | None = None) -> RunResult:
+            result = run(batch, judge)
             self._logits = result.logits
             return result
 
         self.ranked.runners[0].run = keep  # type: ignore[method-assign]
-        self._executors = [LocalExecutor(runner) for runner in self.ranked.runners]
+        speculators: list[Speculator | None] = [None] * len(self.ranked.runners)
+        if drafters:
+            ranks = [merge.ranks for merge in self.ranked.ranks.merges] if len(drafters) > 1 else [None]
+            parts = zip(self.ranked.runners, drafters, ranks, strict=True)
+            speculators = [Speculator(runner, drafter, ranks=rank) for runner, drafter, rank in parts]
+        self._drafts = bool(drafters)
+        self._executors = [LocalExecutor(*pair) for pair in zip(self.ranked.runners, speculators, strict=True)]
 
     def run(self, work: StepWork) -> StepOutput:
-        silent = replace(work, samples=[None] * len(work.samples))
-        outputs = self.ranked.ranks(lambda rank: self._executors[rank].run(work if rank == 0 else silent))
+        sent = compact(work, self._geometry)
+        silent = sent if self._drafts else replace(sent, samples=[None] * len(work.samples))
+        outputs = self.ranked.ranks(lambda rank: self._executors[rank].run(sent if rank == 0 else silent))
         assert self._logits is not None
         granted = [sample for sample, count in zip(work.samples, work.step.counts, strict=True) if count > 0]
         for sample, logits in zip(granted, self._logits, strict=True):

@@ -1,23 +1,29 @@
-"""Ranks x interleave x models: the tokens of one rank without a cache, and the hits of one rank with it.
+"""Ranks x interleave x drafters x models: the tokens of one rank without a cache, and the hits of one rank with it.
 
-A scheduler and a cache drive all ranks, with prefix hits, chunks, preemption and a fork inside a block. To add a
-dimension (a draft model, say), add a field to `Case` and use it in `Driver`.
+A scheduler and a cache drive all ranks, with prefix hits, chunks, preemption and a fork inside a block. With a drafter,
+rank 0 alone knows better than its random weights: so a rank that judged by itself would part from it at once.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.engine.rank_executor import ThreadRanks
+from tests.runtime.drafting.tiny_drafters import TOKENS, Improved, save_tiny
 from tests.runtime.rank_threads import layout_of
 from tests.runtime.tiny_models import generated, tiny_model
 
 from headway.cache import CacheConfig, PrefixCache
-from headway.engine import EngineConfig, GenerationRequest, RunningRequest, Scheduler
+from headway.engine import DraftPlanner, EngineConfig, GenerationRequest, RunningRequest, Scheduler
+from headway.runtime.drafting.drafter import Drafter
+from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.inspection import inspect_model
 
 TOLERANCE = 1e-4
@@ -35,28 +41,32 @@ class Case:
     ranks: int = 1
     interleave: int = 1
     form: str = "ag_rs"
+    drafter: str = "none"
 
     def __str__(self) -> str:
-        return f"{self.family}-{self.ranks}-{self.interleave}-{self.form}"
+        return f"{self.family}-{self.ranks}-{self.interleave}-{self.form}-{self.drafter}"
 
 
 LAYOUTS = [(2, 1, "ag_rs"), (2, 16, "a2a"), (4, 1, "a2a"), (4, 16, "ag_rs")]
 CASES = [Case(family, *layout) for family, layout in product(FAMILIES, LAYOUTS)]
+DRAFTED = [Case(family, *layout, kind) for family, layout, kind in product(FAMILIES, LAYOUTS, ("mtp", "dspark"))]
 
 
 class Driver:
-    """A scheduler over ranks, with a preemption every seventh step."""
+    """A scheduler over ranks, with a preemption every few steps: drafts make fewer of them."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, drafters: Sequence[Drafter] = ()) -> None:
         model = tiny_model(FAMILIES[case.family])
         layout = inspect_model(model)
         parallel = layout_of(case.ranks, case.interleave)
-        config = CacheConfig(layout.groups, BLOCKS, layout=parallel, block_tokens=16, cost=layout.cost, check=True)
+        groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
+        config = CacheConfig(groups, BLOCKS, layout=parallel, block_tokens=16, cost=layout.cost, check=True)
         self.cache = PrefixCache(config)
-        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form)
-        self.scheduler = Scheduler(self.cache, EngineConfig(max_batched_tokens=48, max_running=4))
+        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form, drafters)
+        planner = DraftPlanner(drafters[0].name, drafters[0].most) if drafters else None
+        self.scheduler = Scheduler(self.cache, EngineConfig(max_batched_tokens=48, max_running=4), planner=planner)
         self.requests: list[RunningRequest] = []
-        self._steps = 0
+        self._steps, self._every = 0, 3 if drafters else 7
 
     def add(self, prompt: list[int], count: int) -> None:
         order = len(self.requests)
@@ -66,7 +76,7 @@ class Driver:
 
     def step(self) -> bool:
         self._steps += 1
-        if self._steps % 7 == 0:  # as if the oldest had got no memory in the step before
+        if self._steps % self._every == 0:  # as if the oldest had got no memory in the step before
             self.scheduler._starved = self.scheduler.running[:1]
         scheduled = self.scheduler.schedule()
         if scheduled is None:
@@ -75,21 +85,28 @@ class Driver:
         return True
 
 
-def drive(case: Case) -> Driver:
-    """Two prompts on one stem that part inside a block, a short one, then a follow-up to an answer."""
-    driver = Driver(case)
+def prompts(family: str) -> list[tuple[list[int], int]]:
+    """Two prompts on one stem that part inside a block, a short one, a follow-up to an answer, and the second again."""
     rng = np.random.default_rng(SEED)
     stem, left, right = (rng.integers(3, 256, n).tolist() for n in (70, 25, 30))
-    driver.add(stem + left, 5)
+    answer, _ = generated(FAMILIES[family], tuple(stem + left), 5)
+    followed = stem + left + answer + rng.integers(3, 256, 7).tolist()
+    return [(stem + left, 5), (stem + right, 4), ([5], 8), (followed, 3), (stem + right, 2)]
+
+
+def drive(case: Case, drafters: Sequence[Drafter] = ()) -> Driver:
+    """The second prompt comes while the first is computed, the last two when all is answered."""
+    driver = Driver(case, drafters)
+    asked = prompts(case.family)
+    driver.add(*asked[0])
     for _ in range(3):
         driver.step()
-    driver.add(stem + right, 4)
-    driver.add([5], 8)
+    driver.add(*asked[1])
+    driver.add(*asked[2])
     while driver.step():
         pass
-    answered = driver.requests[0]
-    driver.add(answered.tokens[: answered.known].tolist() + rng.integers(3, 256, 7).tolist(), 3)
-    driver.add(stem + right, 2)
+    driver.add(*asked[3])
+    driver.add(*asked[4])
     while driver.step():
         pass
     return driver
@@ -123,3 +140,23 @@ def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
     assert merged.count("all_to_all" if case.form == "a2a" else "reduce_scatter") > 10
     stats = driver.cache.stats()
     assert (stats.leases, stats.leased) == (0, 0)
+
+
+@pytest.mark.parametrize("case", DRAFTED, ids=str)
+def test_drafts_change_neither_tokens_nor_hits(case: Case, tmp_path: Path) -> None:
+    name = FAMILIES[case.family]
+    source = str(save_tiny(case.drafter, tiny_model(name), tmp_path, SEED))
+    plain = [load_drafter(source, copy.deepcopy(tiny_model(name)), None, TOKENS) for _ in range(case.ranks)]
+    answers = {tuple(p): generated(name, tuple(p), 8)[0] for p, _ in prompts(case.family)}
+    driver = drive(case, [Improved(plain[0], answers, SEED), *plain[1:]])
+    for request in driver.requests:
+        truth = answers[tuple(request.request.tokens.tolist())]
+        assert request.answer.tolist() == truth[: request.request.max_tokens]
+    assert driver.scheduler.counters.accepted_tokens > 0
+    lookahead = int(case.drafter == "mtp")
+    for got, one in zip(hits(driver), one_rank(case.family), strict=True):
+        assert got is not None
+        assert one is not None
+        assert one - lookahead <= got <= one
+    assert driver.scheduler.counters.preemptions > 0
+    assert (driver.cache.stats().leases, driver.cache.stats().leased) == (0, 0)

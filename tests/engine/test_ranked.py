@@ -24,12 +24,14 @@ from headway.engine import (
     StepOutput,
     StepWork,
 )
+from headway.engine.build_drafts import DraftSource
 from headway.engine.rank import CODEC, Load, Loaded, Prepare, Prepared, RankFault, StepDone
 from headway.engine.ranked import RankedExecutor
 from headway.errors import ConfigError
 from headway.runtime.distributed import Rendezvous
 
-ROOM = Prepare(blocks=10, block_tokens=4, tp=2, dcp=2, interleave=1, single_steps=False)
+NOBODY = DraftSource("none", None, "match", 1)
+ROOM = Prepare(blocks=10, block_tokens=4, tp=2, dcp=2, interleave=1, single_steps=False, drafts=NOBODY)
 OUTPUT = StepOutput(np.array([5], dtype=np.int32), [None])
 
 
@@ -43,7 +45,7 @@ class ScriptedRanks:
         self.sent: list[object] = []
         self.script: dict[type, list[object]] = {
             Load: [Loaded(100, (1,), None), Loaded(90, (1,), None)],
-            Prepare: [Prepared(40), Prepared(40)],
+            Prepare: [Prepared(40, None), Prepared(40, None)],
             StepWork: [OUTPUT, StepDone()],
         }
         self.answers: deque[tuple[int, object]] = deque()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from headway.cache import CacheGeometry
+from headway.cache import CacheGeometry, FullAttention
 from headway.cli import app
 from headway.errors import ConfigError, ModelError
 from headway.runtime.inspection import inspect_model
@@ -184,3 +184,11 @@ def test_inspect_refuses_layouts_that_cannot_be(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "q"), "--tp", "4", "--dcp", "4"])
     assert isinstance(result.exception, ConfigError)
     assert "hold 2 copies of each" in str(result.exception)
+
+
+def test_tokens_are_counted_over_all_tables_of_full_attention() -> None:
+    """A draft that every rank keeps has a table of its own, with fewer tokens in a block than the target's."""
+    groups = [FullAttention("full", 8), FullAttention("draft", 32, sharded=False)]
+    geometry = CacheGeometry(groups, block_tokens=16)
+    assert [table.span for table in geometry.tables] == [16, 4]
+    assert capacity(100, geometry).tokens == 320  # 5 blocks for each 16 tokens

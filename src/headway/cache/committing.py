@@ -50,6 +50,10 @@ class Committer:
             self._commit_few(step, done, tokens, told)
         else:
             self._commit_many(step, done, tokens, told)
+        for export in step.exports:  # of rows whose tokens were rejected before the place: the state is not of it
+            record = self._leases.record(export.row)
+            if record.exports:
+                self._drop_exports(record)
 
     def _commit_few(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> None:
         """Commit a few rows with plain numbers, which is faster for them than arrays."""

@@ -6,6 +6,7 @@ is in `headway.engine.local` and `headway.engine.build`, imported by those who w
 
 from headway.engine.capacity import blocks_needed, longest_servable
 from headway.engine.config import EngineConfig
+from headway.engine.drafts import DraftPlanner, StepCosts
 from headway.engine.engine import Engine, Vocabulary
 from headway.engine.errors import (
     EngineBusyError,
@@ -14,18 +15,29 @@ from headway.engine.errors import (
     RanksLostError,
     RequestFailedError,
 )
-from headway.engine.executor import Executor, SampleSpec, StepOutput, StepWork
+from headway.engine.executor import DraftOutput, Executor, SampleSpec, StepOutput, StepWork
 from headway.engine.handle import RequestHandle
 from headway.engine.parallel import ParallelConfig
 from headway.engine.queue import FairQueue
-from headway.engine.request import Delta, GenerationRequest, RequestResult, RunningRequest, Timings, TokenLogprob
-from headway.engine.scheduler import ScheduledStep, Scheduler, Update
+from headway.engine.request import (
+    Delta,
+    GenerationRequest,
+    RequestResult,
+    RunningRequest,
+    Timings,
+    TokenLogprob,
+    Update,
+)
+from headway.engine.scheduler import Scheduler
 from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
+from headway.engine.steps import ScheduledStep
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer
 
 __all__ = [
     "Delta",
+    "DraftOutput",
+    "DraftPlanner",
     "Engine",
     "EngineBusyError",
     "EngineConfig",
@@ -47,6 +59,7 @@ __all__ = [
     "SampleSpec",
     "ScheduledStep",
     "Scheduler",
+    "StepCosts",
     "StepOutput",
     "StepWork",
     "TextStream",

@@ -1,4 +1,4 @@
-"""From a model's name and an `EngineConfig` to an engine that is ready to start."""
+"""Builds an engine from a model's name and the options: model, self-check, memory, cache, scheduler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 
 from headway.cache import PrefixCache
+from headway.engine.build_drafts import DraftSource, planner_of, require_verifiable, speculator_of
 from headway.engine.build_ranks import build_on_ranks
 from headway.engine.built import BuiltEngine, after_check, cache_config, vocabulary
 from headway.engine.config import EngineConfig
@@ -47,25 +48,32 @@ def engine_of(
     """Build an engine for a model that is loaded.
 
     Raises:
-        ModelError: The model contradicts itself in a way that cannot be served.
+        ModelError: The model contradicts itself in a way that cannot be served, or cannot verify drafts.
         ConfigError: Options that cannot work, or not enough memory; or ranks of their own, which load it themselves.
     """
     if config.parallel.kind != "local":
         raise ConfigError("a loaded model runs in this process alone: name it to `build_engine` for ranks to load it")
     progress("checking that the model continues from what it has cached")
     check = self_check(loaded.model, loaded.layout)
+    drafts = DraftSource.of(config)
+    require_verifiable(drafts, loaded.name, check)
+    drafter = drafts.load(loaded)
     config = after_check(config, check)
     progress("making room for the cache")
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
-    cache = PrefixCache(cache_config(loaded.layout, config, memory))
+    cache = PrefixCache(cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
     blocks = cache.config.blocks
     try:
         runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, blocks, check.single_steps)
     except (RuntimeError, MemoryError) as error:
         size = format_bytes(capacity(blocks, cache.geometry).bytes)
         raise ConfigError(f"there is no room for a cache of {size} on {config.device}: lower --memory") from error
-    engine = Engine(
-        cache, LocalExecutor(runner), config, vocabulary(loaded.layout, loaded.tokenizer, end_tokens(loaded))
-    )
+    if drafter is not None:
+        progress("measuring what a draft costs")
+    speculator, measured = speculator_of(drafts, runner, drafter)
+    planner = planner_of(measured)
+    known = vocabulary(loaded.layout, loaded.tokenizer, end_tokens(loaded))
+    engine = Engine(cache, LocalExecutor(runner, speculator), config, known, planner=planner)
     tokenizer = HubTokenizer(copy.deepcopy(loaded.tokenizer))
-    return BuiltEngine(loaded.name, engine, tokenizer, loaded.layout, check, capacity(blocks, cache.geometry))
+    room = capacity(blocks, cache.geometry)
+    return BuiltEngine(loaded.name, engine, tokenizer, loaded.layout, check, room, planner)

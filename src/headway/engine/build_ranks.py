@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from headway.cache import CacheGeometry, PrefixCache
+import torch
+
+from headway.cache import CacheGeometry, LayerSpec, PrefixCache
+from headway.engine.build_drafts import DraftSource, Measured, planner_of, require_verifiable
 from headway.engine.built import BuiltEngine, after_check, cache_config, vocabulary
 from headway.engine.config import EngineConfig
 from headway.engine.engine import Engine
@@ -16,7 +20,7 @@ from headway.engine.ray_ranks import RayRanks
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
 from headway.runtime.layout import ModelLayout
-from headway.runtime.loading import layout_without_weights, load_tokenizer
+from headway.runtime.loading import layout_without_weights, load_tokenizer, resolve_dtype, resolve_source
 from headway.runtime.memory import blocks_that_fit, capacity, format_bytes
 from headway.runtime.selfcheck import SelfCheck
 
@@ -40,6 +44,8 @@ def build_on_ranks(
     """
     name, layout = layout_without_weights(source, config.dtype, device=config.device)
     tokenizer = load_tokenizer(source)
+    drafts = DraftSource.of(config)
+    drafter = _groups(drafts, source, config)
     _check(name, layout, config)
     executor = RankedExecutor(_launcher(config), source, config.dtype, config.parallel)
     try:
@@ -47,16 +53,24 @@ def build_on_ranks(
         loaded = executor.load()
         check = loaded[0].check
         assert check is not None, "rank 0 checks the model"
+        require_verifiable(drafts, name, check)
         config = after_check(config, check)
         progress("making room for the cache on every rank")
-        cache = PrefixCache(cache_config(layout, config, _memory(loaded, config)))
-        _make_room(executor, cache, config, check)
-        engine = Engine(cache, executor, config, vocabulary(layout, tokenizer, loaded[0].eos))
+        cache = PrefixCache(cache_config(layout, config, _memory(loaded, config), drafter))
+        planner = planner_of(_make_room(executor, cache, config, check, drafts))
+        engine = Engine(cache, executor, config, vocabulary(layout, tokenizer, loaded[0].eos), planner=planner)
     except BaseException:
         executor.close()
         raise
     held = capacity(cache.config.blocks, cache.geometry)
-    return BuiltEngine(name, engine, HubTokenizer(copy.deepcopy(tokenizer)), layout, check, held)
+    return BuiltEngine(name, engine, HubTokenizer(copy.deepcopy(tokenizer)), layout, check, held, planner)
+
+
+def _groups(drafts: DraftSource, source: str | None, config: EngineConfig) -> Sequence[LayerSpec]:
+    """What the drafter keeps in the cache."""
+    folder = Path(resolve_source(source)[1])
+    dtype = resolve_dtype(config.dtype, torch.device(config.device))
+    return drafts.groups(folder if folder.is_dir() else None, dtype)
 
 
 def _launcher(config: EngineConfig) -> Callable[[], RankGroup]:
@@ -87,7 +101,10 @@ def _memory(loaded: Sequence[Loaded], config: EngineConfig) -> int:
     return min(each.memory for each in loaded) // (len(loaded) if shared else 1)
 
 
-def _make_room(executor: RankedExecutor, cache: PrefixCache, config: EngineConfig, check: SelfCheck) -> None:
+def _make_room(
+    executor: RankedExecutor, cache: PrefixCache, config: EngineConfig, check: SelfCheck, drafts: DraftSource
+) -> Measured | None:
+    """Make room on every rank; returns what drafting costs on rank 0."""
     parallel = cache.geometry.layout
     room = Prepare(
         blocks=cache.config.blocks,
@@ -96,6 +113,7 @@ def _make_room(executor: RankedExecutor, cache: PrefixCache, config: EngineConfi
         dcp=parallel.dcp,
         interleave=parallel.interleave,
         single_steps=check.single_steps,
+        drafts=drafts,
     )
     planned = capacity(cache.config.blocks, cache.geometry).bytes
     try:
@@ -105,3 +123,4 @@ def _make_room(executor: RankedExecutor, cache: PrefixCache, config: EngineConfi
             f"there is no room for a cache of {format_bytes(planned)} on every rank: lower --memory ({error})"
         ) from error
     assert all(each.bytes == planned for each in made), f"planned {planned} bytes a rank, made {made}"
+    return made[0].drafter

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from headway.cache import CacheConfig, CacheGeometry
+from headway.cache import CacheConfig, CacheGeometry, LayerSpec
 from headway.engine.config import EngineConfig
+from headway.engine.drafts import DraftPlanner
 from headway.engine.engine import Engine, Vocabulary
 from headway.engine.tokenizer import HubTokenizer
 from headway.runtime.layout import ModelLayout
@@ -32,6 +34,7 @@ class BuiltEngine:
         layout: What the model stores.
         check: What the self-check found.
         capacity: What the cache's memory holds.
+        drafts: Who chooses the lengths of drafts; None without drafts.
     """
 
     name: str
@@ -40,6 +43,7 @@ class BuiltEngine:
     layout: ModelLayout
     check: SelfCheck
     capacity: Capacity
+    drafts: DraftPlanner | None = None
 
 
 def after_check(config: EngineConfig, check: SelfCheck) -> EngineConfig:
@@ -50,16 +54,18 @@ def after_check(config: EngineConfig, check: SelfCheck) -> EngineConfig:
     return replace(config, prefix_reuse=False, chunked_prefill=False)
 
 
-def cache_config(layout: ModelLayout, config: EngineConfig, memory: int) -> CacheConfig:
-    """How the cache of a model is set up in `memory` bytes on every rank.
+def cache_config(
+    layout: ModelLayout, config: EngineConfig, memory: int, drafter: Sequence[LayerSpec] = ()
+) -> CacheConfig:
+    """How the cache of a model, and of its drafter's groups, is set up in `memory` bytes on every rank.
 
     Raises:
         ConfigError: Sizes that do not go together, or too little memory.
     """
-    parallel = config.parallel.layout
-    geometry = CacheGeometry(layout.groups, parallel, block_tokens=config.block_tokens)
+    parallel, groups = config.parallel.layout, (*layout.groups, *drafter)
+    geometry = CacheGeometry(groups, parallel, block_tokens=config.block_tokens)
     return CacheConfig(
-        groups=layout.groups,
+        groups=groups,
         layout=parallel,
         blocks=blocks_that_fit(memory, geometry),
         block_tokens=config.block_tokens,

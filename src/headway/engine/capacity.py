@@ -6,11 +6,13 @@ for ever (vllm#52520). Here the length limit printed at start is found with the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.cache import CacheGeometry, PrefixCache, TableKind
 from headway.engine.config import EngineConfig
 from headway.errors import ConfigError
 
-__all__ = ["blocks_needed", "length_limit", "longest_servable"]
+__all__ = ["blocks_needed", "fits_beside", "length_limit", "longest_servable"]
 
 _ENDLESS = 1 << 20
 """Length limit of a model without one: every request reserves an array for its longest answer."""
@@ -68,3 +70,30 @@ def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | No
             f"{config.max_model_len}; raise --memory or lower --max-model-len"
         )
     return fits
+
+
+def fits_beside(
+    cache: PrefixCache, running: Sequence[tuple[int, int, int]], known: int, hit: int, step_tokens: int
+) -> bool:
+    """Whether the known tokens of a request and of all that run fit into the pool.
+
+    Shared prefixes are counted once, as if all running requests shared one. Where that is too hopeful, somebody gives
+    way; counting each one's in full would let requests with a long common prefix run one by one.
+
+    Args:
+        cache: The cache.
+        running: Known tokens, computed tokens and tokens of the hit of each running request.
+        known: Tokens of the request.
+        hit: Tokens that it would reuse.
+        step_tokens: Most tokens computed in one step.
+    """
+    geometry = cache.geometry
+
+    def shared(tokens: int) -> int:
+        return sum(tokens // table.span for table in geometry.prefix_tables)
+
+    def own(known: int, computed: int, hit: int) -> int:
+        return blocks_needed(geometry, known, min(known - computed, step_tokens)) - shared(hit)
+
+    need = own(known, hit, hit) + sum(own(*request) + 1 for request in running)
+    return need + shared(max([hit, *(h for _, _, h in running)])) <= cache.config.blocks

@@ -9,7 +9,13 @@ from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
 from headway.engine.parallel import ParallelConfig
 from headway.errors import ConfigError
 
-__all__ = ["EngineConfig"]
+__all__ = ["DRAFT_RULES", "MOST_DRAFT_TOKENS", "EngineConfig"]
+
+DRAFT_RULES = ("match", "token", "block")
+"""What `draft_rule` may be; see `headway.runtime.drafting.acceptance`."""
+
+MOST_DRAFT_TOKENS = 16
+"""Most tokens of one draft."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,10 @@ class EngineConfig:
         chunked_prefill: False computes every prompt in one step, for models that cannot continue one; prompts are then
             limited by `max_batched_tokens` less one token for each of the other running requests.
         prefix_reuse: False computes every prompt from its start.
+        draft: Who drafts tokens for the model to verify: `none`, `lookup`, `mtp` or `dspark`, or the folder of a
+            drafter.
+        draft_tokens: Most tokens of a draft; None takes the drafter's own number.
+        draft_rule: How drafts of sampled answers are judged: `match`, `token` or `block`.
         max_retries: How often a request whose step failed is tried again by itself before it is failed.
         parallel: The ranks that compute.
         check: Verify the cache's invariants after every operation. Slow; for tests.
@@ -49,6 +59,9 @@ class EngineConfig:
     checkpoint_alignment: int = 1
     chunked_prefill: bool = True
     prefix_reuse: bool = True
+    draft: str = "none"
+    draft_tokens: int | None = None
+    draft_rule: str = "match"
     max_retries: int = 2
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     check: bool = False
@@ -71,10 +84,19 @@ class EngineConfig:
                 f"max_batched_tokens={self.max_batched_tokens} is less than max_running={self.max_running}: every "
                 "running request needs one token of each step, so raise the first or lower the second"
             )
+        self._check_drafts()
         check_placement(self.placement)
         eviction_policy(self.eviction)
         if self.prefix_reuse and not self.chunked_prefill:
             raise ConfigError("prefix_reuse needs chunked_prefill: a reused prefix is continued as a chunk is")
+
+    def _check_drafts(self) -> None:
+        if self.draft_rule not in DRAFT_RULES:
+            raise ConfigError(f"draft_rule is {self.draft_rule!r}, it must be one of {', '.join(DRAFT_RULES)}")
+        if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
+            raise ConfigError(f"draft_tokens is {self.draft_tokens}, it must be between 1 and {MOST_DRAFT_TOKENS}")
+        if self.draft != "none" and not self.chunked_prefill:
+            raise ConfigError("a draft is verified as a chunk of a prompt is: it needs chunked_prefill")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

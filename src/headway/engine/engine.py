@@ -25,12 +25,14 @@ import numpy as np
 from headway.cache import PrefixCache, ResetReport
 from headway.engine.capacity import blocks_needed, length_limit
 from headway.engine.config import EngineConfig
+from headway.engine.drafts import DraftPlanner
 from headway.engine.errors import EngineStoppedError, QueueFullError, RanksLostError, RequestFailedError
 from headway.engine.executor import Executor
 from headway.engine.handle import RequestHandle
-from headway.engine.request import GenerationRequest, RunningRequest
-from headway.engine.scheduler import ScheduledStep, Scheduler, Update
+from headway.engine.request import GenerationRequest, RunningRequest, Update
+from headway.engine.scheduler import Scheduler
 from headway.engine.stats import EngineSnapshot, Observer
+from headway.engine.steps import ScheduledStep
 from headway.engine.text import Decode
 from headway.errors import HeadwayError, RequestError, UnservableError
 
@@ -74,6 +76,7 @@ class Engine:
         config: EngineConfig,
         vocabulary: Vocabulary,
         observer: Observer | None = None,
+        planner: DraftPlanner | None = None,
     ) -> None:
         """Prepare an engine; `start` makes it run.
 
@@ -84,7 +87,7 @@ class Engine:
         self.max_model_len = length_limit(cache, config, vocabulary.max_model_len)
         self.vocabulary = vocabulary
         self.observer = observer
-        self._scheduler = Scheduler(cache, config)
+        self._scheduler = Scheduler(cache, config, planner=planner)
         self._executor = executor
         self._handles: dict[str, tuple[RunningRequest, RequestHandle]] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -348,6 +351,7 @@ class Engine:
             waiting=scheduler.waiting,
             counters=copy.deepcopy(scheduler.counters),
             cache=copy.deepcopy(self._scheduler.cache.stats()),
+            drafter=scheduler.drafter,
         )
         return self._last_snapshot
 

@@ -21,9 +21,10 @@ from headway.engine.request import TokenLogprob
 if TYPE_CHECKING:  # it imports torch, which a replay does without
     from headway.runtime.sampling import SamplingParams
 
-__all__ = ["Executor", "SampleSpec", "StepOutput", "StepWork"]
+__all__ = ["DraftOutput", "Executor", "SampleSpec", "StepOutput", "StepWork"]
 
 Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,17 @@ class SampleSpec:
             fixes the random numbers, so that a preempted or repeated request goes on as it would have.
         prompt: int32, the prompt's tokens.
         output: int32, the answer's tokens so far.
+        ends: Tokens that end the answer; of a draft nothing counts behind one.
+        revocable: The scheduler may yet take back tokens (stop strings), so a state that has absorbed a draft must not
+            replace the running one.
     """
 
     params: SamplingParams | None
     seed: int
     prompt: Int32s
     output: Int32s
+    ends: frozenset[int] = frozenset()
+    revocable: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,45 @@ class StepWork:
     Attributes:
         step: What the cache granted: rows, starts, counts, copies before and exports after.
         tables: The cache's block tables; row `step.rows[i]` belongs to row i of the step.
-        tokens: One int32 array a row of the step, its tokens at [start, start + count).
+        tokens: One int32 array a row of the step, its known tokens at [start, start + count). Where they are fewer than
+            the count, the rest is room for a draft, which the executor makes itself.
         samples: One a row of the step: how to choose the next token, or None where none is wanted yet.
+        following: int64 [rows of the step], the token at start + count where it is known, else -1; for drafters whose
+            entries depend on it. None for an executor without a drafter.
+        leases: int64 [rows of the step], a number that each row's lease keeps from step to step, where `step.rows` are
+            not that; None where they are.
     """
 
     step: Step
     tables: Sequence[Int32s]
     tokens: Sequence[Int32s]
     samples: Sequence[SampleSpec | None]
+    following: Int64s | None = None
+    leases: Int64s | None = None
+
+
+@dataclass(frozen=True)
+class DraftOutput:
+    """What became of a step's rows where the executor has a drafter.
+
+    Attributes:
+        tokens: int32 [rows of the step, m], accepted drafts and the token behind them.
+        counts: int64 [rows of the step], how many of each row are real; 0 where none was wanted.
+        logprobs: One sequence a row, a record for each of its tokens where its parameters ask for it.
+        kept: int64 [rows of the step], tokens of the row, from its start on, whose entries and state count.
+        proposed: int64 [rows of the step], drafted tokens that were verified.
+        accepted: int64 [rows of the step], how many of `tokens` are drafted ones.
+        confidence: One array a row: chance of each place of a draft given those before it, by the drafter's own
+            opinion; None where it has none.
+    """
+
+    tokens: Int32s
+    counts: Int64s
+    logprobs: Sequence[Sequence[TokenLogprob]]
+    kept: Int64s
+    proposed: Int64s
+    accepted: Int64s
+    confidence: Sequence[NDArray[np.float32] | None]
 
 
 @dataclass(frozen=True)
@@ -68,10 +105,12 @@ class StepOutput:
     Attributes:
         sampled: int32 [rows of the step], the chosen tokens; anything where none was wanted.
         logprobs: One a row, where the row's parameters ask for it.
+        drafts: From an executor with a drafter: all of that and more, and the two above are not read.
     """
 
     sampled: Int32s
     logprobs: Sequence[TokenLogprob | None]
+    drafts: DraftOutput | None = None
 
 
 class Executor(Protocol):

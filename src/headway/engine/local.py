@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from headway.engine.executor import SampleSpec, StepOutput, StepWork
+from headway.engine.executor import DraftOutput, SampleSpec, StepOutput, StepWork
 from headway.engine.request import TokenLogprob
 from headway.runtime.batch import batch_of
+from headway.runtime.drafting.speculator import RowOutcome, Speculator
+from headway.runtime.drafting.verification import Ask
 from headway.runtime.runner import ModelRunner
 from headway.runtime.sampling import SampleRow, SamplingParams, sample
 
@@ -16,10 +20,11 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class LocalExecutor:
-    """Computes steps with one `ModelRunner`."""
+    """Computes steps with one `ModelRunner`, and with drafts if it is given a `Speculator` on that runner."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, speculator: Speculator | None = None) -> None:
         self._runner = runner
+        self._speculator = speculator
 
     def run(self, work: StepWork) -> StepOutput:
         """Copy, compute, export and sample.
@@ -27,6 +32,8 @@ class LocalExecutor:
         Raises:
             Exception: Whatever the model raises; out of memory for example.
         """
+        if self._speculator is not None:
+            return _speculate(self._speculator, work)
         rows = len(work.step.rows)
         batch, places = batch_of(work.step, work.tables, work.tokens)
         logits = self._runner.run(batch).logits
@@ -46,8 +53,34 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Let go of the model and its memory."""
-        del self._runner
+        if self._speculator is not None:
+            self._speculator.close()
+        del self._runner, self._speculator
 
 
 def _sample_row(spec: SampleSpec) -> SampleRow:
     return SampleRow(spec.params or _GREEDY, spec.seed, spec.prompt, spec.output)
+
+
+def _speculate(speculator: Speculator, work: StepWork) -> StepOutput:
+    asks = [None if spec is None else Ask(_sample_row(spec), spec.ends, spec.revocable) for spec in work.samples]
+    following = np.full(len(asks), -1, dtype=np.int64) if work.following is None else work.following
+    outcomes = speculator.run(work.step, work.tables, work.tokens, asks, following, work.leases)
+    drafts = _draft_output(outcomes)
+    return StepOutput(drafts.tokens[:, 0], [None] * len(outcomes), drafts)
+
+
+def _draft_output(outcomes: Sequence[RowOutcome]) -> DraftOutput:
+    answers = [outcome.verdict.tokens for outcome in outcomes]
+    tokens = np.zeros((len(answers), max(1, *map(len, answers))), dtype=np.int32)
+    for row, answer in zip(tokens, answers, strict=True):
+        row[: len(answer)] = answer
+    return DraftOutput(
+        tokens=tokens,
+        counts=np.array([len(answer) for answer in answers], dtype=np.int64),
+        logprobs=[[TokenLogprob(r.token, r.logprob, r.top) for r in o.verdict.logprobs] for o in outcomes],
+        kept=np.array([outcome.kept for outcome in outcomes], dtype=np.int64),
+        proposed=np.array([len(outcome.proposal.tokens) for outcome in outcomes], dtype=np.int64),
+        accepted=np.array([outcome.verdict.accepted for outcome in outcomes], dtype=np.int64),
+        confidence=[outcome.proposal.confidence for outcome in outcomes],
+    )

@@ -13,8 +13,8 @@ the weights should be; the account does without).
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 __all__ = ["FairQueue", "Queued"]
@@ -124,6 +124,15 @@ class FairQueue(Generic[EntryT]):
             self._enter(user)
         elif len(self._accounts) > 2 * len(self._lines) + _ACCOUNTS_KEPT:
             self._accounts = {user: self._accounts[user] for user in self._lines}
+
+    def charge_each(self, served: Iterable[tuple[str, int]]) -> None:
+        """Charge users for tokens, each user once however often they are named."""
+        totals: Counter[str] = Counter()
+        for user, tokens in served:
+            totals[user] += tokens
+        for user, tokens in totals.items():
+            if tokens:
+                self.charge(user, tokens)
 
     def _enter(self, user: str) -> None:
         """Put the user's present standing on the heap; older standings there no longer match and are skipped."""

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from headway.cache import CacheGeometry, ParallelLayout, StateExport, Step, TableKind
-from headway.engine.executor import SampleSpec, StepOutput, StepWork
+from headway.engine.build_drafts import DraftSource, Measured, speculator_of
+from headway.engine.drafts import StepCosts
+from headway.engine.executor import DraftOutput, SampleSpec, StepOutput, StepWork
 from headway.engine.local import LocalExecutor
 from headway.engine.request import TokenLogprob
 from headway.engine.wire import Codec
@@ -79,6 +81,7 @@ class Prepare:
         dcp: As `tp`.
         interleave: As `tp`.
         single_steps: What the self-check says.
+        drafts: Who drafts.
     """
 
     blocks: int
@@ -87,18 +90,25 @@ class Prepare:
     dcp: int
     interleave: int
     single_steps: bool
+    drafts: DraftSource
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Room is made: the bytes that the rank's blocks take."""
+    """Room is made.
+
+    Attributes:
+        bytes: Bytes that the rank's blocks take.
+        drafter: The drafter, and what it costs here; None without one.
+    """
 
     bytes: int
+    drafter: Measured | None
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """A rank that does not choose tokens has done its part of a step."""
+    """A rank that does not report tokens has done its part of a step."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +129,10 @@ _MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelEr
 
 CODEC = Codec(
     (
-        *(Load, Rendezvous, Loaded, SelfCheck, Verdict, Prepare, Prepared),
+        *(Load, Rendezvous, Loaded, SelfCheck, Verdict),
+        *(Prepare, DraftSource, Prepared, Measured, StepCosts),
         *(StepWork, Step, StateExport, SampleSpec, SamplingParams),
-        *(StepOutput, TokenLogprob, StepDone, RankFault),
+        *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault),
     )
 )
 """All that the driver and its ranks say to each other."""
@@ -130,7 +141,8 @@ CODEC = Codec(
 def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
     """A step without what no rank reads: rows are 0 to n - 1, tables have these rows and the columns in use.
 
-    A prompt is left out where no penalty asks for it, and an answer where it does not even count for a random number.
+    A prompt is left out where no penalty asks for it, and an answer where it does not even count for a random number. A
+    row with room for a draft keeps both: that is what drafters read.
     """
     step = work.step
     place = {int(row): i for i, row in enumerate(step.rows)}
@@ -145,7 +157,11 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
             exports=tuple(replace(export, row=place.get(export.row, -1)) for export in step.exports),
         ),
         tables=[table[step.rows, :count] for table, count in zip(work.tables, columns, strict=True)],
-        samples=[None if spec is None else _needed(spec) for spec in work.samples],
+        samples=[
+            spec if spec is None or len(tokens) < count else _needed(spec)
+            for spec, tokens, count in zip(work.samples, work.tokens, step.counts, strict=True)
+        ],
+        leases=np.asarray(step.rows, dtype=np.int64),
     )
 
 
@@ -176,6 +192,7 @@ class Rank:
         self._model: LoadedModel | None = None
         self._merge: HeadMerge | None = None
         self._executor: LocalExecutor | None = None
+        self._drafts = False
 
     def answer(self, message: bytes) -> bytes:
         """Do what a message asks for and return the answer. Raises nothing that a rank can survive."""
@@ -205,14 +222,21 @@ class Rank:
         assert self._model is not None, "a rank makes room before it has a model"
         layout = self._model.layout
         parallel = ParallelLayout(tp=asked.tp, dcp=asked.dcp, interleave=asked.interleave)
-        geometry = CacheGeometry(layout.groups, parallel, block_tokens=asked.block_tokens)
+        drafter = asked.drafts.load(self._model)
+        groups = (*layout.groups, *(() if drafter is None else drafter.groups))
+        geometry = CacheGeometry(groups, parallel, block_tokens=asked.block_tokens)
         runner = ModelRunner(self._model.model, layout, geometry, asked.blocks, asked.single_steps, self._merge)
-        self._executor = LocalExecutor(runner)
-        return Prepared(runner.arena.bytes)
+        ranks = None if self._merge is None else self._merge.ranks
+        speculator, measured = speculator_of(asked.drafts, runner, drafter, ranks)
+        self._executor = LocalExecutor(runner, speculator)
+        self._drafts = speculator is not None
+        return Prepared(runner.arena.bytes, measured)
 
     def _run(self, work: StepWork) -> StepOutput | StepDone:
         assert self._executor is not None, "a rank is sent a step before it has made room"
         if self._rank == 0:
             return self._executor.run(work)
-        self._executor.run(replace(work, samples=[None] * len(work.samples)))
+        if not self._drafts:  # with drafts, rank 0 tells what it chose
+            work = replace(work, samples=[None] * len(work.samples))
+        self._executor.run(work)
         return StepDone()

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from headway.cache import Explanation, Lease, Prompt
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
+from headway.errors import HeadwayError
 
 if TYPE_CHECKING:  # it imports torch, which a replay does without
     from headway.runtime.sampling import SamplingParams
 
-__all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "TokenLogprob"]
+__all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "TokenLogprob", "Update"]
 
 Int32s = NDArray[np.int32]
 
@@ -109,6 +110,8 @@ class RequestResult:
         timings: When things happened.
         preemptions: How often it gave way to others.
         request: What was asked.
+        drafted: Tokens that were drafted for it.
+        accepted: Of these, tokens that are part of the answer.
     """
 
     finish_reason: str
@@ -122,6 +125,8 @@ class RequestResult:
     timings: Timings
     preemptions: int
     request: GenerationRequest
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,11 @@ class RunningRequest:
         alone_until: It runs by itself until so many tokens are computed (after a failed step).
         finish_reason: Why it ended, or None.
         stop_reason: The stop string or token that ended it.
+        observed: Tokens that the drafter has seen the target compute; more than `computed` while accepted tokens are
+            pending.
+        survival: float32 [most drafts], chance that so many tokens of a draft are accepted, as of earlier steps.
+        drafted: Tokens that were drafted for it.
+        accepted: Of these, tokens that are part of the answer.
     """
 
     request: GenerationRequest
@@ -186,6 +196,10 @@ class RunningRequest:
     alone_until: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    observed: int = 0
+    survival: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    drafted: int = 0
+    accepted: int = 0
 
     def __post_init__(self) -> None:
         """Copy the prompt into a buffer with room for the answer."""
@@ -228,6 +242,16 @@ class RunningRequest:
         """Whether it must run by itself for now."""
         return self.computed < self.alone_until
 
+    @property
+    def settling(self) -> bool:
+        """Whether its answer has ended and its state is yet to catch up with it, for those who go on from there."""
+        return self.finish_reason is not None and self.lease is not None
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute: all that are known, of an ended answer all but the last."""
+        return self.known - self.computed - (self.finish_reason is not None)
+
     def cache_prompt(self, namespace: int) -> Prompt:
         """What the cache is asked for: the prompt, and after a preemption the answer so far as well."""
         asked = self.request
@@ -240,8 +264,18 @@ class RunningRequest:
             no_store=asked.no_store,
         )
 
-    def accept(self, token: int, logprob: TokenLogprob | None) -> Delta:
-        """Append a token of the answer. Sets `finish_reason` if it is the last one. Returns what to show."""
+    def accept(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Delta:
+        """Append tokens of the answer, up to one that ends it (`finish_reason` is set then). Returns what to show."""
+        shown, taken, records = "", list[int](), list[TokenLogprob]()
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            delta = self._accept_one(token, logprob)
+            shown, taken = shown + delta.text, [*taken, token]
+            records.extend(delta.logprobs)
+            if self.finish_reason is not None:
+                break
+        return Delta(shown, tuple(taken), tuple(records))
+
+    def _accept_one(self, token: int, logprob: TokenLogprob | None) -> Delta:
         self.tokens[self.known] = token
         self.known += 1
         shown = ""
@@ -273,4 +307,21 @@ class RunningRequest:
             timings=self.timings,
             preemptions=self.preemptions,
             request=self.request,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of a request.
+
+    Attributes:
+        request: The request.
+        delta: What was added to its answer, or None.
+        error: Why it failed, or None.
+    """
+
+    request: RunningRequest
+    delta: Delta | None = None
+    error: HeadwayError | None = None

@@ -9,6 +9,10 @@ A failed step leaves its requests without a state that could be trusted. They go
 have and run *alone* until they are past the place of the failure, so that a request that fails every time can be told
 from those that were with it: only a failure alone counts against a request.
 
+With a drafter, a decoding row's step is its pending tokens and a draft (`headway.engine.drafts`). An answer may then
+end while its last tokens are still pending. The client has it at once; the request stays one step longer to compute
+them, so that what is kept of the answer is the same as without drafts.
+
 Rejected: reserving a request's whole answer at admission (most answers are far shorter than their limit, and memory
 would lie idle), and preempting in the middle of a step (undoing part of a step is where such engines leak).
 """
@@ -17,59 +21,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import PrefixCache, Step
-from headway.engine.capacity import blocks_needed
+from headway.cache import PrefixCache
+from headway.engine.capacity import fits_beside
 from headway.engine.config import EngineConfig
+from headway.engine.drafts import DraftPlanner
 from headway.engine.errors import RequestFailedError
-from headway.engine.executor import SampleSpec, StepOutput, StepWork
+from headway.engine.executor import StepOutput
 from headway.engine.queue import FairQueue
-from headway.engine.request import Delta, RunningRequest, TokenLogprob
+from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.stats import EngineCounters
+from headway.engine.steps import RowAnswer, ScheduledStep, row_answers, scheduled_step
 from headway.errors import HeadwayError, UnservableError
 
-__all__ = ["ScheduledStep", "Scheduler", "Update"]
+__all__ = ["Scheduler"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ScheduledStep:
-    """A step that an executor should do now.
-
-    Attributes:
-        work: What the executor gets.
-        requests: The request of each row of the step.
-    """
-
-    work: StepWork
-    requests: Sequence[RunningRequest]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the step computes."""
-        return int(np.sum(self.work.step.counts))
-
-
-@dataclass(frozen=True)
-class Update:
-    """News of a request.
-
-    Attributes:
-        request: The request.
-        delta: What was added to its answer, or None.
-        error: Why it failed, or None.
-    """
-
-    request: RunningRequest
-    delta: Delta | None = None
-    error: HeadwayError | None = None
 
 
 class Scheduler:
@@ -81,12 +54,19 @@ class Scheduler:
         counters: Totals.
     """
 
-    def __init__(self, cache: PrefixCache, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.monotonic,
+        planner: DraftPlanner | None = None,
+    ) -> None:
         self.cache = cache
         self.running: list[RunningRequest] = []
         self.counters = EngineCounters()
         self._config = config
         self._clock = clock
+        self._planner = planner
         self._queue: FairQueue[RunningRequest] = FairQueue()
         self._followers: dict[str, list[RunningRequest]] = {}
         self._starved: list[RunningRequest] = []
@@ -97,6 +77,11 @@ class Scheduler:
     def waiting(self) -> int:
         """Requests that wait, those behind a leader included."""
         return len(self._queue) + sum(len(f) for f in self._followers.values())
+
+    @property
+    def drafter(self) -> str | None:
+        """Name of the drafter, or None."""
+        return None if self._planner is None else self._planner.name
 
     @property
     def idle(self) -> bool:
@@ -114,14 +99,16 @@ class Scheduler:
 
         Requests may fail here (`take_news`): those that could not run even with the whole pool.
         """
-        if self._starved:
+        if self._starved and not self._end_settling():
             self._give_way()
         while picks := self._pick():
             rows = np.array([request.lease.row for request, _ in picks if request.lease is not None])
             step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
             self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
             if np.any(step.counts > 0):
-                return self._scheduled(step, [request for request, _ in picks])
+                return scheduled_step(self.cache, step, [request for request, _ in picks])
+            if self._end_settling():
+                continue
             if len(self.running) > 1:
                 self._give_way()
             else:
@@ -130,28 +117,44 @@ class Scheduler:
 
     def complete(self, scheduled: ScheduledStep, output: StepOutput) -> list[Update]:
         """Take the results of a step. Returns the news of every request that got a token, ended or failed."""
-        step = scheduled.work.step
-        self.cache.commit(step, sampled=output.sampled)
+        step, rows = scheduled.work.step, len(scheduled.requests)
+        answers = row_answers(scheduled.work, output)
         self.counters.steps += 1
         self.counters.computed_tokens += scheduled.tokens
-        ended: list[RunningRequest] = []
-        served: Counter[str] = Counter()
-        for i, request in enumerate(scheduled.requests):
-            request.computed += int(step.counts[i])
-            if request.failures and not request.alone:
-                request.failures = 0
-            if scheduled.work.samples[i] is not None:
-                self._take_token(request, int(output.sampled[i]), output.logprobs[i])
-                served[request.user] += 1
-                if request.finish_reason is not None:
-                    ended.append(request)
-        for user, tokens in served.items():
-            self._queue.charge(user, tokens)
-        if ended:
-            self.cache.finish(self._rows(ended))
-            for request in ended:
-                self._leave(request)
+        kept, told = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
+        sampled = np.zeros((rows, max(1, *(len(answer.tokens) for answer in answers))), dtype=np.int32)
+        for i, (request, answer) in enumerate(zip(scheduled.requests, answers, strict=True)):
+            if step.counts[i] > 0:
+                kept[i], told[i] = self._take_row(request, int(step.starts[i]), len(scheduled.work.tokens[i]), answer)
+                sampled[i, : told[i]] = answer.tokens[: told[i]]
+        self.cache.commit(step, kept, sampled, told)
+        self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
+        self._finish([request for request in scheduled.requests if self._over(request)])
         return self.take_news()
+
+    def _over(self, request: RunningRequest) -> bool:
+        """Whether a request can be let go of: it has been answered, and its state has caught up if it is to be kept."""
+        kept = "answer_end" in self._config.placement and not request.request.no_store
+        return request.finish_reason is not None and (request.pending == 0 or not kept)
+
+    def _finish(self, requests: Sequence[RunningRequest]) -> None:
+        if requests:
+            self.cache.finish(self._rows(requests))
+            for request in requests:
+                self._leave(request)
+
+    def _take_row(self, request: RunningRequest, start: int, pending: int, answer: RowAnswer) -> tuple[int, int]:
+        """Take what a request got out of a step: its tokens that count, and how many tokens were added to it."""
+        kept, told = answer.kept, 0
+        request.observed = start + pending
+        if answer.tokens:
+            told = self._take_tokens(request, answer)
+            kept = min(kept, pending + told - 1)
+            request.observed = request.known - 1
+        request.computed += kept
+        if request.failures and not request.alone:
+            request.failures = 0
+        return kept, told
 
     def fail(self, scheduled: ScheduledStep, error: BaseException) -> list[Update]:
         """Take the failure of a step: its requests run again, alone, or fail. Returns the news."""
@@ -163,6 +166,9 @@ class Scheduler:
         reached = {id(r): int(s + c) for r, s, c in zip(scheduled.requests, step.starts, step.counts, strict=True)}
         for request in took_part:
             self._stop_running(request)
+            if request.finish_reason is not None:  # it has been answered, only its state was to catch up
+                self._leave(request)
+                continue
             if len(took_part) == 1:
                 request.failures += 1
             if request.failures > self._config.max_retries:
@@ -201,6 +207,7 @@ class Scheduler:
                 if waiting:
                     self._followers.pop(request.request_id, None)
                 self._fail_request(request, error)
+        self._end_settling()
         return self.take_news()
 
     def take_news(self) -> list[Update]:
@@ -215,9 +222,13 @@ class Scheduler:
         alone = self._pick_alone()
         if alone is not None:
             return [(alone, min(self._wanted(alone), self._config.max_batched_tokens))]
-        picks = [(request, 1) for request in self.running if request.known - request.computed == 1]
-        decoding, budget = len(picks), self._config.max_batched_tokens - len(picks)
-        prefills = deque(request for request in self.running if request.known - request.computed > 1)
+        answering = [request for request in self.running if self._answering(request)]
+        counts = [request.pending for request in answering]
+        if self._planner is not None:
+            counts = self._planner.plan(answering, self._config.max_batched_tokens)
+        picks = list(zip(answering, counts, strict=True))
+        decoding, budget = len(picks), self._config.max_batched_tokens - sum(count for _, count in picks)
+        prefills = deque(request for request in self.running if not self._answering(request))
         while budget > 0:
             request = prefills.popleft() if prefills else self._admit_next()
             if request is None:
@@ -235,6 +246,10 @@ class Scheduler:
             picks[decoding] = (request, min(self._wanted(request), count + budget))
         return picks
 
+    def _answering(self, request: RunningRequest) -> bool:
+        """Whether a request only decodes: it has one token to compute, or with drafts some that were accepted."""
+        return request.pending == 1 or (self._planner is not None and self._planner.answering(request))
+
     def _pick_alone(self) -> RunningRequest | None:
         """A request that must run by itself, admitted if it has to be."""
         for request in self.running:
@@ -249,7 +264,7 @@ class Scheduler:
     def _wanted(self, request: RunningRequest) -> int:
         """Tokens up to where its next chunk should stop."""
         assert request.lease is not None
-        stop = min(int(request.lease.next_stop), request.known)
+        stop = min(int(request.lease.next_stop), request.computed + request.pending)
         return max(1, stop - request.computed)
 
     def _admit_next(self) -> RunningRequest | None:
@@ -260,32 +275,14 @@ class Scheduler:
         return None
 
     def _fits(self, request: RunningRequest) -> bool:
-        """Whether to admit it now: a place is free, and the known tokens of all that run then fit into the pool.
-
-        Shared prefixes are counted once, as if all running requests shared one. Where that is too hopeful, somebody
-        gives way; counting each one's in full would let requests with a long common prefix run one by one.
-        """
+        """Whether to admit it now: a place is free, and the known tokens of all that run then fit into the pool."""
         if not self.running:
             return True
         if self._closed_for_admission or len(self.running) >= self._config.max_running:
             return False
         hit = self.cache.lookup(request.cache_prompt(self._namespace(request))).tokens
-        need = self._own_blocks(request.known, hit, hit)
-        shared = hit
-        for other in self.running:
-            assert other.lease is not None
-            need += self._own_blocks(other.known, other.computed, other.lease.hit.tokens) + 1
-            shared = max(shared, other.lease.hit.tokens)
-        return need + self._shared_blocks(shared) <= self.cache.config.blocks
-
-    def _own_blocks(self, known: int, computed: int, hit: int) -> int:
-        """Blocks that a request needs for what is known of it, besides those of its hit."""
-        chunk = min(known - computed, self._config.max_batched_tokens)
-        return blocks_needed(self.cache.geometry, known, chunk) - self._shared_blocks(hit)
-
-    def _shared_blocks(self, hit: int) -> int:
-        """Blocks of a hit that all who have it hold together."""
-        return sum(hit // table.span for table in self.cache.geometry.prefix_tables)
+        held = [(r.known, r.computed, r.lease.hit.tokens) for r in self.running if r.lease is not None]
+        return fits_beside(self.cache, held, request.known, hit, self._config.max_batched_tokens)
 
     def _namespace(self, request: RunningRequest) -> int:
         return self.cache.namespace(salt=request.request.salt)
@@ -301,7 +298,9 @@ class Scheduler:
             self._fail_request(request, error)
             return None
         first = request.cached_tokens is None
-        request.lease, request.computed = lease, lease.computed
+        request.lease, request.computed, request.observed = lease, lease.computed, 0
+        if self._planner is not None and not len(request.survival):
+            request.survival = self._planner.new_estimate()
         if first:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
             request.explanation = lease.explanation
@@ -325,6 +324,12 @@ class Scheduler:
         self._stop_running(victim)
         self._queue.push_returned(victim)
         self._closed_for_admission = True
+
+    def _end_settling(self) -> bool:
+        """Let go of requests that have been answered, as far as they have come. Returns whether there were any."""
+        ended = [request for request in self.running if request.settling]
+        self._finish(ended)
+        return bool(ended)
 
     def _last_resort(self, request: RunningRequest) -> None:
         """Nobody else runs, and still there is no room for a single token of `request`.
@@ -358,7 +363,8 @@ class Scheduler:
         if request.lease is not None:
             self._stop_running(request)
         self._closed_for_admission, self._starved = False, []
-        request.timings.finished = self._clock()
+        if request.timings.finished is None:
+            request.timings.finished = self._clock()
         self.counters.finished[request.finish_reason or "error"] += 1
         self._release_followers(request)
 
@@ -373,20 +379,14 @@ class Scheduler:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def _scheduled(self, step: Step, requests: Sequence[RunningRequest]) -> ScheduledStep:
-        tokens, samples = [], []
-        for request, start, count in zip(requests, step.starts, step.counts, strict=True):
-            tokens.append(request.tokens[start : start + count])
-            last = count > 0 and start + count == request.known
-            samples.append(self._sample_spec(request) if last else None)
-        return ScheduledStep(StepWork(step, self.cache.tables, tokens, samples), requests)
-
-    def _sample_spec(self, request: RunningRequest) -> SampleSpec:
-        return SampleSpec(request.request.sampling, request.seed, request.request.tokens, request.answer)
-
-    def _take_token(self, request: RunningRequest, token: int, logprob: TokenLogprob | None) -> None:
-        delta = request.accept(token, logprob)
-        self.counters.generated_tokens += 1
+    def _take_tokens(self, request: RunningRequest, answer: RowAnswer) -> int:
+        """Append what a row answered, up to its end. Returns how many tokens that is."""
+        delta = request.accept(answer.tokens, answer.logprobs)
+        told = len(delta.tokens)
+        self.counters.generated_tokens += told
+        if answer.proposed and self._planner is not None:
+            self.counters.count_draft(request, answer.proposed, min(answer.accepted, told))
+            self._planner.learn(request, answer.proposed, answer.accepted, answer.confidence)
         if request.timings.first_token is None:
             request.timings.first_token = self._clock()
             self._release_followers(request)
@@ -394,6 +394,7 @@ class Scheduler:
             request.timings.finished = self._clock()
             delta = replace(delta, result=request.result())
         self._news.append(Update(request, delta))
+        return told
 
     def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)

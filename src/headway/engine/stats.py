@@ -26,6 +26,8 @@ class EngineCounters:
         resumed_hit_tokens: Of these, tokens that were still cached.
         computed_tokens: Tokens computed, all steps together.
         generated_tokens: Tokens of answers.
+        drafted_tokens: Tokens that a drafter proposed and the model verified.
+        accepted_tokens: Of these, tokens that became part of answers.
         steps: Steps that the executor did.
         failed_steps: Steps that it failed.
         preemptions: Requests that gave way.
@@ -41,11 +43,20 @@ class EngineCounters:
     resumed_hit_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     steps: int = 0
     failed_steps: int = 0
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
+
+    def count_draft(self, request: RunningRequest, proposed: int, accepted: int) -> None:
+        """Count a verified draft, here and for its request."""
+        request.drafted += proposed
+        request.accepted += accepted
+        self.drafted_tokens += proposed
+        self.accepted_tokens += accepted
 
     def count_admission(self, request: RunningRequest, first: bool, hit_tokens: int) -> None:
         """Count the admission of a request, at its first or a later one."""
@@ -70,12 +81,14 @@ class EngineSnapshot:
         waiting: Requests that wait.
         counters: A copy of the totals.
         cache: Memory and events of the cache.
+        drafter: Name of the drafter, or None.
     """
 
     running: int
     waiting: int
     counters: EngineCounters
     cache: CacheStats
+    drafter: str | None = None
 
 
 class Observer(Protocol):

@@ -73,8 +73,12 @@ class Arena:
         if layer not in self._entries:
             entries = self.layout.layers[layer].tokens
             assert entries is not None, f"layer {layer} keeps no token entries"
-            self._entries[layer] = tuple(self._token_view(entries, field) for field in entries.fields)
+            self._entries[layer] = self.views(entries)
         return self._entries[layer]
+
+    def views(self, entries: Entries) -> tuple[torch.Tensor, ...]:
+        """Views of any token fields of a group of the geometry, each typed [blocks, block_tokens, *shape]."""
+        return tuple(self._token_view(entries, field) for field in entries.fields)
 
     def _token_view(self, entries: Entries, field: Field) -> torch.Tensor:
         group = self._groups[entries.group]

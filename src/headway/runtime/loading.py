@@ -36,6 +36,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "resolve_device",
+    "resolve_dtype",
     "resolve_source",
 ]
 
@@ -55,12 +56,14 @@ class LoadedModel:
         model: The transformers model, on its device, in evaluation mode.
         tokenizer: Its tokenizer.
         layout: What it stores.
+        folder: The directory that it was loaded from; None for a hub id.
     """
 
     name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     layout: ModelLayout
+    folder: Path | None = None
 
 
 def load_model(source: str | None = None, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
@@ -76,7 +79,7 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
         ConfigError: An unknown device or dtype.
     """
     target = resolve_device(device)
-    weights = _resolve_dtype(dtype, target)
+    weights = resolve_dtype(dtype, target)
     name, path = resolve_source(source)
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
@@ -89,7 +92,8 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
         raise ModelError(
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
-    return LoadedModel(name, model, tokenizer, inspect_model(model))
+    folder = Path(path) if Path(path).is_dir() else None
+    return LoadedModel(name, model, tokenizer, inspect_model(model), folder)
 
 
 def layout_without_weights(
@@ -111,7 +115,7 @@ def layout_without_weights(
         ConfigError: An unknown dtype, or a `tp` that does not fit the model.
     """
     name, path = resolve_source(source)
-    weights = _resolve_dtype(dtype, torch.device(device))
+    weights = resolve_dtype(dtype, torch.device(device))
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
     config._experts_implementation = "batched_mm"  # the default one looks at numbers, of which there are none
@@ -187,7 +191,12 @@ def resolve_device(device: str) -> torch.device:
     return found
 
 
-def _resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """Read a dtype option; `auto` as it is on `device`.
+
+    Raises:
+        ConfigError: An unknown dtype.
+    """
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if dtype not in DTYPES:

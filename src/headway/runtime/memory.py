@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def capacity(blocks: int, geometry: CacheGeometry) -> Capacity:
     prefix = [table for table in geometry.tables if table.kind is TableKind.PREFIX]
     tails = [table for table in geometry.tables if table.kind is not TableKind.PREFIX]
     each = sum(_tail_blocks(table) for table in tails)
-    tokens = blocks // len(prefix) * min(table.span for table in prefix) if prefix else 0
+    tokens = math.floor(blocks / sum(1 / table.span for table in prefix)) if prefix else 0
     return Capacity(
         blocks=blocks,
         bytes=blocks * row_bytes(geometry),

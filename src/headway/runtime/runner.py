@@ -7,7 +7,7 @@ forward that raises leaves every other row's memory as it was, and the engine ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,15 @@ from headway.runtime.batch import RunBatch, RunResult
 from headway.runtime.context_parallel import HeadMerge
 from headway.runtime.layout import ModelLayout
 from headway.runtime.plan import ForwardPlan, PlanRules, forwards
+from headway.runtime.short_chunks import short_chunks
 from headway.runtime.views import PagedCache
 
-__all__ = ["ModelRunner", "cache_argument"]
+__all__ = ["Judge", "ModelRunner", "cache_argument"]
+
+Judge = Callable[[ForwardPlan, torch.Tensor], NDArray[np.bool_]]
+"""Called after a forward with its plan and its logits, float32 [rows, tokens or 1, vocab]: bool [rows], whether the
+states
+that the forward left count. Where they do not, the row's running state stays as it was before."""
 
 
 class ModelRunner:
@@ -78,8 +84,12 @@ class ModelRunner:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.no_grad()
-    def run(self, batch: RunBatch) -> RunResult:
+    def run(self, batch: RunBatch, judge: Judge | None = None) -> RunResult:
         """Do the batch's copies, compute every row, then do its exports.
+
+        Args:
+            batch: What to compute.
+            judge: Says after each forward whose states count; without one all do.
 
         Returns:
             The logits that follow each row's last token, and all of a row's where the batch asks for them.
@@ -90,7 +100,7 @@ class ModelRunner:
         wanted = np.zeros(batch.rows, dtype=np.bool_) if batch.all_logits is None else batch.all_logits
         for plan in forwards(batch, self.arena.geometry, self._rules, self.device, self._rank):
             asked = wanted[plan.rows]
-            logits = self._forward(plan, whole=bool(asked.any()))
+            logits = self._forward(plan, bool(asked.any()), judge)
             last[torch.from_numpy(plan.rows).to(self.device)] = logits[:, -1]
             for i in np.flatnonzero(asked):
                 every[plan.rows[i]].append(logits[i])
@@ -102,19 +112,19 @@ class ModelRunner:
         ids = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(self.device) for a in (source, destination)]
         self.arena.copy_blocks(*ids)
 
-    def _forward(self, plan: ForwardPlan, whole: bool) -> torch.Tensor:
+    def _forward(self, plan: ForwardPlan, whole: bool, judge: Judge | None) -> torch.Tensor:
         """Run one forward: float32 [rows, tokens or 1, vocab]."""
         cache = PagedCache(self.arena, plan, self._merge)
         options: dict[str, Any] = {self._cache_argument: cache}
         if self._keeps_logits and not whole:
             options["logits_to_keep"] = 1
-        with self._switch.attending(cache):
+        with self._switch.attending(cache), short_chunks(self.model, plan.count):
             output: Mapping[str, Any] = self.model(
                 input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
             )
-        cache.store()
-        logits: torch.Tensor = output["logits"]
-        return logits.float()
+        logits: torch.Tensor = output["logits"].float()
+        cache.store(None if judge is None else judge(plan, logits))
+        return logits
 
 
 def cache_argument(model: PreTrainedModel) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 import torch
@@ -22,9 +23,13 @@ __all__ = [
     "SampleRow",
     "Sampled",
     "SamplingParams",
+    "Stream",
     "TokenLogprob",
+    "distributions",
+    "draw",
     "sample",
     "token_logprobs",
+    "uniform",
 ]
 
 Int32s = NDArray[np.int32]
@@ -220,35 +225,86 @@ def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
         )
 
 
+def distributions(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """The distribution that each row's token is drawn from: after penalties, temperature and cuts.
+
+    Args:
+        logits: float32 [n, vocab]. Not changed.
+        rows: One record a row. A greedy row has all its probability on one token.
+
+    Returns:
+        float32 [n, vocab]; each row adds up to 1.
+    """
+    shaped = _shape(logits, rows)
+    kept, ids = _cut(shaped, [row.params for row in rows])
+    placed = torch.zeros_like(kept).scatter_(1, ids, kept)
+    return placed / placed.sum(dim=-1, keepdim=True)
+
+
+def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Draw one index a row by the inverse of its running sum.
+
+    Args:
+        weights: float [n, m], not negative; a row need not add up to 1.
+        uniforms: float [n] in [0, 1).
+
+    Returns:
+        int64 [n], indices of positive weight.
+    """
+    running = weights.cumsum(dim=-1)
+    place = (running <= uniforms[:, None] * running[:, -1:]).sum(dim=-1)
+    last = weights.shape[-1] - 1 - (weights > 0).flip(-1).long().argmax(dim=-1)
+    return torch.minimum(place, last)
+
+
+class Stream(IntEnum):
+    """What a random number is for. Numbers of different streams are independent."""
+
+    TOKEN = 0
+    DRAFT = 1
+    ACCEPTANCE = 2
+    REST = 3
+
+
+def uniform(seed: int, step: int, stream: Stream = Stream.TOKEN, offset: int = 0) -> float:
+    """A number in [0, 1) that is a function of all its arguments.
+
+    Args:
+        seed: Seed of the request.
+        step: Tokens that it has answered when the engine's step begins. No two steps of a request begin alike, so
+            numbers that a step has looked at, even of places that it did not get to, are never used again.
+        stream: What the number is for.
+        offset: Place within the step's draft.
+    """
+    counter = np.array([step, offset, int(stream), 0], dtype=np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=seed % 2**64, counter=counter)).random())
+
+
 def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Sample one token a row, int64 [n]: one uniform number a row, looked up in the cut distribution's running sum."""
+    kept, ids = _cut(logits, [row.params for row in rows])
+    numbers = torch.tensor([uniform(row.seed, len(row.output)) for row in rows], device=logits.device)
+    return ids.gather(1, draw(kept, numbers)[:, None])[:, 0]
+
+
+def _cut(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities after temperature, likeliest first, 0 where a token is cut; and the tokens. Both [n, vocab]."""
     device = logits.device
 
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
-    params = [row.params for row in rows]
     ordered, ids = (logits / column([max(p.temperature, _COLDEST) for p in params])).sort(
         dim=-1, descending=True, stable=True
     )
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     rank = torch.arange(logits.shape[-1], device=device)
-    limit = column([float(min(p.top_k or logits.shape[-1], logits.shape[-1])) for p in params])
+    limit = column([1.0 if p.greedy else float(min(p.top_k or len(rank), len(rank))) for p in params])
     cut = (before >= column([p.top_p for p in params])) | (rank >= limit)
     cut |= probabilities < column([p.min_p for p in params]) * probabilities[:, :1]
     cut[:, 0] = False
-    running = probabilities.masked_fill(cut, 0).cumsum(dim=-1)
-    uniform = column([_uniform(row.seed, len(row.output)) for row in rows])
-    place = (running <= uniform * running[:, -1:]).sum(dim=-1, keepdim=True)
-    place = torch.minimum(place, (~cut).sum(dim=-1, keepdim=True) - 1)
-    return ids.gather(1, place)[:, 0]
-
-
-def _uniform(seed: int, step: int) -> float:
-    """A number in [0, 1) that is a function of the seed and the step."""
-    stream = np.random.Philox(key=seed % 2**64, counter=step)
-    return float(np.random.Generator(stream).random())
+    return probabilities.masked_fill(cut, 0), ids
 
 
 def _logprobs(logits: torch.Tensor, tokens: Int32s, rows: Sequence[SampleRow]) -> tuple[TokenLogprob | None, ...]:

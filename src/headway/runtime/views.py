@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
 from headway.runtime.arena import Arena
@@ -197,14 +199,22 @@ class PagedCache(Cache):
         keys, values = layer.update(key_states, value_states)
         return keys, values
 
-    def store(self) -> None:
-        """Write the states that the forward left to their blocks. Token entries were written as they came."""
+    def store(self, keep: NDArray[np.bool_] | None = None) -> None:
+        """Write the states that the forward left to their blocks. Token entries were written as they came.
+
+        Args:
+            keep: bool [rows], False for rows whose states are dropped: their blocks stay as they are. None for no row.
+        """
         if self._states is None or self._plan.states is None:
             return
         for layer in self.layers:
             if isinstance(layer, StateLayer):
                 layer.save()
-        self._arena.scatter_states(self._plan.states, self._states)
+        ids, states = self._plan.states, self._states
+        if keep is not None and not keep.all():
+            kept = torch.from_numpy(np.flatnonzero(keep)).to(ids.device)
+            ids, states = ids[kept], states[kept]
+        self._arena.scatter_states(ids, states)
 
     def attend(
         self, layer: int | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores

@@ -12,9 +12,10 @@ import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
-from headway.engine import EngineConfig, ParallelConfig
+from headway.engine import EngineConfig
 from headway.engine.build import BuiltEngine, build_engine
 from headway.errors import ConfigError, HeadwayError
+from headway.option_records import with_records
 from headway.runtime.command import Inspection
 from headway.runtime.memory import parse_bytes
 from headway.server import options as opt
@@ -25,40 +26,18 @@ from headway.server.service import ServerOptions
 __all__ = ["serve"]
 
 _EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
-_PLACEMENT = ",".join(EngineConfig.placement)
 
 
+@with_records
 def serve(
+    server: opt.ServerFlags,
+    model_flags: opt.ModelFlags,
+    cache: opt.CacheFlags,
+    drafts: opt.DraftFlags,
+    limits: opt.LimitFlags,
+    ranks: opt.RankFlags,
+    recording: opt.RecordFlags,
     model: opt.ModelSource = None,
-    host: opt.Host = "127.0.0.1",
-    port: opt.Port = 8000,
-    api_key: opt.ApiKey = None,
-    served_model_name: opt.ServedName = None,
-    grace: opt.Grace = 30,
-    log_level: opt.LogLevel = "info",
-    device: opt.Device = EngineConfig.device,
-    dtype: opt.Dtype = EngineConfig.dtype,
-    max_model_len: opt.MaxModelLen = None,
-    memory: opt.MemorySize = None,
-    block_tokens: opt.BlockTokens = EngineConfig.block_tokens,
-    placement: opt.PlacementKinds = _PLACEMENT,
-    eviction: opt.Eviction = EngineConfig.eviction,
-    checkpoint_alignment: opt.Alignment = EngineConfig.checkpoint_alignment,
-    prefix_reuse: opt.PrefixReuse = EngineConfig.prefix_reuse,
-    max_batched_tokens: opt.MaxBatchedTokens = EngineConfig.max_batched_tokens,
-    max_running: opt.MaxRunning = EngineConfig.max_running,
-    max_waiting: opt.MaxWaiting = EngineConfig.max_waiting,
-    max_body: opt.MaxBody = "16MiB",
-    dcp: opt.Dcp = ParallelConfig.dcp,
-    interleave: opt.Interleave = ParallelConfig.interleave,
-    dcp_comm: opt.DcpComm = ParallelConfig.communication,
-    tp: opt.Tp = ParallelConfig.tp,
-    pcp: opt.Pcp = ParallelConfig.pcp,
-    executor: opt.ExecutorKind = ParallelConfig.executor,
-    rank_timeout: opt.RankTimeout = ParallelConfig.rank_timeout,
-    on_rank_failure: opt.OnRankFailure = ParallelConfig.on_rank_failure,
-    record: opt.RecordFile = None,
-    record_form: opt.RecordForm = "hashes",
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -66,35 +45,49 @@ def serve(
     much the cache holds, from how many tokens on a prefix is reused, and how to call the server. Ctrl-C or SIGTERM
     ends it: running requests are finished first.
     """
-    config = EngineConfig(
-        device=device,
-        dtype=dtype,
-        memory=None if memory is None else parse_bytes(memory),
-        max_model_len=max_model_len,
-        max_batched_tokens=max_batched_tokens,
-        max_running=max_running,
-        max_waiting=max_waiting,
-        block_tokens=block_tokens,
-        placement=tuple(kind.strip() for kind in placement.split(",") if kind.strip()),
-        eviction=eviction,
-        checkpoint_alignment=checkpoint_alignment,
-        prefix_reuse=prefix_reuse,
-        parallel=ParallelConfig(dcp, interleave, dcp_comm, executor, rank_timeout, on_rank_failure, tp, pcp),
-    )
-    body_limit = parse_bytes(max_body)
-    check_recording(record, record_form)  # before the model is loaded
+    config = _engine_config(model_flags, cache, drafts, limits, ranks)
+    body_limit = parse_bytes(limits.max_body)
+    check_recording(recording.record, recording.record_form)  # before the model is loaded
     console = Console(stderr=True)
-    _set_up_logging(log_level, console)
-    listener = _bind(host, port)  # before the model is loaded: that may take minutes
-    if device == "cpu" and log_level != "debug":
+    _set_up_logging(server.log_level, console)
+    listener = _bind(server.host, server.port)  # before the model is loaded: that may take minutes
+    if config.device == "cpu" and server.log_level != "debug":
         logging.getLogger("transformers").setLevel(logging.ERROR)  # hints at faster kernels, which are for GPUs
     with listener:
         built = build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
-        name = served_model_name or built.name
-        recorder = None if record is None else Recorder(record, record_form, name)
-        options = ServerOptions(name, api_key, body_limit, recorder)
+        name = server.served_model_name or built.name
+        recorder = None if recording.record is None else Recorder(recording.record, recording.record_form, name)
+        options = ServerOptions(name, server.api_key, body_limit, recorder)
         _announce(console, built, options, listener)
-        _run(built, options, listener, log_level, grace)
+        _run(built, options, listener, server.log_level, server.grace)
+
+
+def _engine_config(
+    model: opt.ModelFlags, cache: opt.CacheFlags, drafts: opt.DraftFlags, limits: opt.LimitFlags, ranks: opt.RankFlags
+) -> EngineConfig:
+    """What the engine is told.
+
+    Raises:
+        ConfigError: Options that cannot work.
+    """
+    return EngineConfig(
+        device=model.device,
+        dtype=model.dtype,
+        memory=None if cache.memory is None else parse_bytes(cache.memory),
+        max_model_len=model.max_model_len,
+        max_batched_tokens=limits.max_batched_tokens,
+        max_running=limits.max_running,
+        max_waiting=limits.max_waiting,
+        block_tokens=cache.block_tokens,
+        placement=tuple(kind.strip() for kind in cache.placement.split(",") if kind.strip()),
+        eviction=cache.eviction,
+        checkpoint_alignment=cache.checkpoint_alignment,
+        prefix_reuse=cache.prefix_reuse,
+        draft=drafts.draft,
+        draft_tokens=drafts.draft_tokens,
+        draft_rule=drafts.draft_rule,
+        parallel=ranks.config(),
+    )
 
 
 def _set_up_logging(level: str, console: Console) -> None:
@@ -143,6 +136,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     console.print(f"  longest request: {engine.max_model_len:,} tokens of prompt and answer together")
     if options.recorder is not None:
         console.print(f"  recording to {options.recorder.path}")
+    if built.drafts is not None:
+        console.print(f"  drafts: {built.drafts.name}, up to {built.drafts.most} tokens, judged by {config.draft_rule}")
     console.print(f"  checkpoints at: {', '.join(config.placement)}; evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

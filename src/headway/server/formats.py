@@ -21,12 +21,20 @@ def usage(prompts: Sequence[Sequence[RequestResult]]) -> dict[str, Any]:
     """Token counts over the answers to each prompt. A prompt counts once, cached as its first answer found it."""
     prompt = sum(answers[0].prompt_tokens for answers in prompts)
     completion = sum(len(answer.tokens) for answers in prompts for answer in answers)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(answers[0].cached_tokens for answers in prompts)},
     }
+    drafted = sum(answer.drafted for answers in prompts for answer in answers)
+    if drafted:
+        accepted = sum(answer.accepted for answers in prompts for answer in answers)
+        counts["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        }
+    return counts
 
 
 def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, Any]:

@@ -97,6 +97,10 @@ def _tokens(now: EngineSnapshot) -> Iterator[Metric]:
     yield _counter("resumed_hit_tokens", "Of these, tokens that were still cached.", counters.resumed_hit_tokens)
     yield _counter("computed_tokens", "Tokens computed.", counters.computed_tokens)
     yield _counter("generation_tokens", "Tokens of answers.", counters.generated_tokens)
+    if now.drafter is not None:
+        drafted, accepted = {now.drafter: counters.drafted_tokens}, {now.drafter: counters.accepted_tokens}
+        yield _counters("draft_tokens", "Tokens that were drafted and verified, by drafter.", "drafter", drafted)
+        yield _counters("draft_accepted_tokens", "Of these, tokens that became answers.", "drafter", accepted)
 
 
 def _memory(now: EngineSnapshot) -> Iterator[Metric]:

@@ -1,0 +1,97 @@
+"""What forwards and drafts take on this machine, measured before anything is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.cache import CacheGeometry
+from headway.engine.drafts import DraftPlanner, StepCosts
+from headway.runtime.batch import RunBatch
+from headway.runtime.drafting.drafter import DraftRequest
+from headway.runtime.drafting.speculator import Speculator
+from headway.runtime.sampling import SampleRow, SamplingParams
+
+__all__ = ["measure_costs"]
+
+_HISTORY = 64
+"""Tokens before those that are computed, so that there is something to attend to."""
+_ROWS = 8
+"""The larger number of rows that is measured; beyond it costs go on in a straight line."""
+_REPEATS = 3
+
+Int32s = NDArray[np.int32]
+
+
+def measure_costs(speculator: Speculator, max_running: int) -> StepCosts:
+    """Time forwards of few and many rows and tokens, and drafts; medians, and no wider row cheaper than a narrower one.
+
+    The memory of the cache is written to: call it before anything is in there. Rows for
+    which it has no room are not measured; a single row that is too long for it meets its own blocks again.
+
+    Args:
+        speculator: The model and its drafter.
+        max_running: Most requests that run at once.
+    """
+    runner, most = speculator.runner, speculator.drafter.most
+    widest = DraftPlanner(speculator.drafter.name, most).widest
+    counts = np.unique([1, 2, most + 1, widest])
+    each = _blocks_of_a_row(runner.arena.geometry, _HISTORY + widest)
+    fitting = max(1, min(_ROWS, max_running, runner.arena.blocks // max(1, each)))
+    rows = np.unique([1, fitting])
+    made = {n: _tables(runner.arena.geometry, n, _HISTORY + widest, runner.arena.blocks) for n in rows.tolist()}
+    used = max(int(table.max()) for tables in made.values() for table in tables)
+    runner.arena.data[: used + 1].zero_()  # what nobody has written may read as NaN; the rest stays untouched
+    batches = [[_batch(made[n], n, c) for c in counts.tolist()] for n in rows.tolist()]
+    seconds = [[_median(partial(runner.run, batch)) for batch in line] for line in batches]
+    requests = [_requests(made[n], n, most) for n in rows.tolist()]
+    draft = [_median(torch.no_grad()(partial(speculator.drafter.propose, asked))) for asked in requests]
+    return StepCosts(rows, counts, np.maximum.accumulate(np.array(seconds), axis=1), np.array(draft))
+
+
+def _blocks_of_a_row(geometry: CacheGeometry, tokens: int) -> int:
+    return sum(table.blocks_for(tokens) for table in geometry.tables)
+
+
+def _tables(geometry: CacheGeometry, rows: int, tokens: int, blocks: int) -> list[Int32s]:
+    """Block tables of rows that share nothing, as far as there are blocks."""
+    made, first = [], 0
+    for table in geometry.tables:
+        count = rows * table.blocks_for(tokens)
+        made.append((np.arange(first, first + count, dtype=np.int32) % blocks).reshape(rows, -1))
+        first += count
+    return made
+
+
+def _batch(tables: list[Int32s], rows: int, count: int) -> RunBatch:
+    return RunBatch(
+        tokens=np.zeros(rows * count, dtype=np.int32),
+        starts=np.full(rows, _HISTORY, dtype=np.int64),
+        counts=np.full(rows, count, dtype=np.int64),
+        tables=tables,
+        fresh=np.zeros(rows, dtype=np.bool_),
+        all_logits=np.ones(rows, dtype=np.bool_),
+    )
+
+
+def _requests(tables: list[Int32s], rows: int, count: int) -> list[DraftRequest]:
+    # A text without repetition: a lookup then searches all of it and finds nothing, which is its dearest case.
+    text = np.arange(_HISTORY, dtype=np.int32)
+    sample = SampleRow(SamplingParams(temperature=0.0), 0, text, np.zeros(1, dtype=np.int32))
+    return [DraftRequest(row, count, sample, False, [table[row] for table in tables]) for row in range(rows)]
+
+
+def _median(action: Callable[[], object]) -> float:
+    """Seconds that an action takes; a first run, which allocates, does not count."""
+    action()
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))

@@ -1,0 +1,231 @@
+"""Drafters by name or by folder.
+
+A trained drafter is a folder with `config.json` (a `DrafterConfig`) and `model.safetensors`. A model may bring some
+along, in `drafts/NAME` beside its own files. The format is Headway's own: what others publish for their engines (EAGLE,
+DFlash, DSpark) has other names and parts, and is refused for what its config lacks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from headway.cache import LayerSpec
+from headway.errors import ConfigError, ModelError
+from headway.runtime.drafting.drafter import Drafter
+from headway.runtime.drafting.dspark import DSparkDrafter, DSparkNetwork
+from headway.runtime.drafting.layers import LayerShape
+from headway.runtime.drafting.lookup import PromptLookup
+from headway.runtime.drafting.memory import draft_group
+from headway.runtime.drafting.mtp import MtpDrafter, MtpNetwork
+from headway.runtime.drafting.target import Target
+
+__all__ = ["DrafterConfig", "groups_without_weights", "load_drafter", "save_drafter"]
+
+_LOOKUP_TOKENS = 6
+"""Tokens of a looked-up draft, if nobody says: repeated passages are long."""
+_MOST_TOKENS = 16
+"""Most tokens of a draft; the cache takes a bounded number of tokens from one step."""
+_TRAINED = ("mtp", "dspark")
+_SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "draft_tokens",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "intermediate_size",
+)
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """What `config.json` of a drafter says.
+
+    Attributes:
+        drafter: `mtp` or `dspark`.
+        hidden_size: Hidden size of the target.
+        vocab_size: Width of the target's logits.
+        feature_layers: Decoder layers of the target that it reads, -1 for the embeddings; one for `mtp`.
+        draft_tokens: Tokens of a draft.
+        layers: Its own layers.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Width of a head.
+        intermediate_size: Width of the feed-forward.
+        rope_theta: Base of the rotary wavelengths.
+        eps: Added to the mean square in norms.
+        markov_rank: Width of the Markov head (`dspark`).
+    """
+
+    drafter: str
+    hidden_size: int
+    vocab_size: int
+    feature_layers: tuple[int, ...]
+    draft_tokens: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rope_theta: float = 10000.0
+    eps: float = 1e-6
+    markov_rank: int = 0
+
+    @property
+    def shape(self) -> LayerShape:
+        """Sizes of its layers."""
+        return LayerShape(
+            self.hidden_size,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.intermediate_size,
+            self.rope_theta,
+            self.eps,
+        )
+
+    def network(self) -> MtpNetwork | DSparkNetwork:
+        """The network with fresh weights."""
+        if self.drafter == "mtp":
+            return MtpNetwork(self.shape, self.layers)
+        return DSparkNetwork(self.shape, self.layers, len(self.feature_layers), self.vocab_size, self.markov_rank)
+
+
+def load_drafter(source: str, model: PreTrainedModel, folder: Path | None, tokens: int | None = None) -> Drafter:
+    """Make a drafter for a model.
+
+    Args:
+        source: `lookup`, `mtp`, `dspark`, or the folder of a drafter.
+        model: The target.
+        folder: Where the target was loaded from, if that is a folder.
+        tokens: Most tokens of a draft; None takes the drafter's own number.
+
+    Raises:
+        ModelError: There is no such drafter, or it is for another model.
+        ConfigError: More tokens than it can draft.
+    """
+    if source == "lookup":
+        return PromptLookup(_LOOKUP_TOKENS if tokens is None else tokens)
+    path = _find(source, folder)
+    target = Target.of(model)
+    config = _read_config(path)
+    _require_same_sizes(path, config, target)
+    network = _load_weights(path, config).to(target.device, target.dtype).eval()
+    most = config.draft_tokens if tokens is None else tokens
+    if isinstance(network, MtpNetwork):
+        return MtpDrafter(network, target, config.shape, most, config.feature_layers[0])
+    if most > config.draft_tokens:
+        raise ConfigError(
+            f"--draft-tokens {most}: the drafter in {path} was trained for {config.draft_tokens}, ask for that or less"
+        )
+    return DSparkDrafter(network, target, config.shape, config.draft_tokens, config.feature_layers, most)
+
+
+def groups_without_weights(source: str, folder: Path | None, dtype: torch.dtype) -> tuple[LayerSpec, ...]:
+    """What a drafter keeps in the cache, read off its config alone.
+
+    Args:
+        source: As for `load_drafter`.
+        folder: As for `load_drafter`.
+        dtype: Type of the target's weights.
+
+    Raises:
+        ModelError: There is no such drafter.
+    """
+    if source == "lookup":
+        return ()
+    config = _read_config(_find(source, folder))
+    lookahead = MtpDrafter.lookahead if config.drafter == "mtp" else DSparkDrafter.lookahead
+    return (draft_group(config.layers, config.kv_heads, config.head_dim, dtype, lookahead),)
+
+
+def save_drafter(path: Path, network: MtpNetwork | DSparkNetwork, config: DrafterConfig) -> None:
+    """Write a drafter's folder; the weights in bf16."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+    weights = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in network.state_dict().items()}
+    save_file(weights, path / "model.safetensors")
+
+
+def _find(source: str, folder: Path | None) -> Path:
+    """The folder that a user means.
+
+    Raises:
+        ModelError: There is none.
+    """
+    if source in _TRAINED:
+        path = None if folder is None else folder / "drafts" / source
+        if path is None or not (path / "config.json").is_file():
+            raise ModelError(
+                f"--draft {source}: the model brings no such drafter along; name the folder of one, or use "
+                "--draft lookup"
+            )
+        return path
+    path = Path(source).expanduser()
+    if not (path / "config.json").is_file():
+        raise ModelError(
+            f"--draft {source!r} is neither none, lookup, {', '.join(_TRAINED)} nor a folder with the config.json of a "
+            "drafter"
+        )
+    return path
+
+
+def _read_config(path: Path) -> DrafterConfig:
+    try:
+        found: Any = json.loads((path / "config.json").read_text())
+        known = {field.name for field in fields(DrafterConfig)}
+        config = DrafterConfig(**{name: value for name, value in found.items() if name in known})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path / 'config.json'} is not the config of a Headway drafter: {error}") from error
+    if config.drafter not in _TRAINED:
+        raise ModelError(f"{path} holds a drafter of the kind {config.drafter!r}; known are {', '.join(_TRAINED)}")
+    fault = _fault(config)
+    if fault is not None:
+        raise ModelError(f"{path / 'config.json'} is not the config of a Headway drafter: {fault}")
+    return DrafterConfig(**(asdict(config) | {"feature_layers": tuple(config.feature_layers)}))
+
+
+def _fault(config: DrafterConfig) -> str | None:
+    """What cannot work in a config that has just been read, or None."""
+    sizes = [*_SIZES, "markov_rank"] if config.drafter == "dspark" else _SIZES
+    for name in sizes:
+        value: object = getattr(config, name)
+        if type(value) is not int or value < 1:
+            return f"{name} is {value!r}, it must be a whole number of at least 1"
+    layers: object = config.feature_layers
+    if not isinstance(layers, list) or not layers or any(type(layer) is not int for layer in layers):
+        return f"feature_layers is {layers!r}, it must be a list of layer numbers"
+    if config.drafter == "mtp" and len(layers) != 1:
+        return f"feature_layers is {layers!r}, an mtp head reads one layer"
+    if config.draft_tokens > _MOST_TOKENS:
+        return f"draft_tokens is {config.draft_tokens}, it must be at most {_MOST_TOKENS}"
+    if config.heads % config.kv_heads or config.head_dim % 2:
+        return f"kv_heads ({config.kv_heads}) must divide heads ({config.heads}), and head_dim must be even"
+    return None
+
+
+def _require_same_sizes(path: Path, config: DrafterConfig, target: Target) -> None:
+    if (config.hidden_size, config.vocab_size) != (target.hidden, target.vocab):
+        raise ModelError(
+            f"the drafter in {path} is for a hidden size of {config.hidden_size} and {config.vocab_size} tokens, the "
+            f"model has {target.hidden} and {target.vocab}: it was trained for another model"
+        )
+
+
+def _load_weights(path: Path, config: DrafterConfig) -> MtpNetwork | DSparkNetwork:
+    network = config.network()
+    try:
+        network.load_state_dict(load_file(path / "model.safetensors"))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"cannot load the weights of the drafter in {path}: {reason}") from error
+    return network

@@ -1,0 +1,123 @@
+"""Where a drafter's entries lie: a cache group of its own, in the same arena, by the same block tables.
+
+Every rank holds all of them (`sharded` is False): they are a few per cent of the target's, and a draft is computed by
+every rank alike, so that none has to be told what another drafted. Only entries of tokens that the target has verified
+are ever written. What a draft attends to of itself stays in registers, so there is nothing transient that a prefix hit
+could find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway.cache import FullAttention
+from headway.runtime.arena import Arena
+from headway.runtime.layout import Entries, Field
+
+__all__ = ["DraftMemory", "Histories", "draft_group"]
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+
+GROUP = "draft"
+"""Name of the group."""
+
+
+def draft_group(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, lookahead: int) -> FullAttention:
+    """The cache group of a drafter: keys and values of every token in every layer.
+
+    Args:
+        layers: Layers of the drafter.
+        kv_heads: Heads of keys and of values.
+        head_dim: Width of a head.
+        dtype: Type of the entries.
+        lookahead: Later tokens that an entry depends on.
+    """
+    return FullAttention(GROUP, 2 * layers * kv_heads * head_dim * dtype.itemsize, lookahead, sharded=False)
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Which entries some sequences have.
+
+    Attributes:
+        blocks: int64 [rows, blocks], 0 where none is held.
+        columns: Entries of the longest.
+        seen: bool [rows, columns], True where a column is the row's own.
+    """
+
+    blocks: Tensor
+    columns: int
+    seen: Tensor
+
+
+class DraftMemory:
+    """Entries of a drafter's layers in an arena.
+
+    Args:
+        arena: The arena; its geometry has the drafter's group.
+        layers: Layers of the drafter.
+        kv_heads: Heads of keys and of values.
+        head_dim: Width of a head.
+        dtype: Type of the entries.
+    """
+
+    def __init__(self, arena: Arena, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        shape, size = (kv_heads, head_dim), kv_heads * head_dim * dtype.itemsize
+        fields = tuple(Field(f"{part}:{i}", shape, dtype, 0) for i in range(layers) for part in ("keys", "values"))
+        placed = tuple(Field(f.name, f.shape, f.dtype, i * size) for i, f in enumerate(fields))
+        views = arena.views(Entries(GROUP, placed))
+        self._views = list(zip(views[::2], views[1::2], strict=True))
+        self._table = arena.geometry.group(GROUP).table
+        self._device = arena.device
+
+    def histories(self, tables: Sequence[Int32s], lengths: Int64s) -> Histories:
+        """Plan to read the first entries of some sequences.
+
+        Args:
+            tables: One int32 [rows, width] array a block table of the geometry.
+            lengths: int64 [rows], entries of each.
+        """
+        columns = int(lengths.max())
+        held = tables[self._table.index][:, : -(-columns // self._table.span)]
+        seen = np.arange(columns) < lengths[:, None]
+        return Histories(self._tensor(np.maximum(held, 0).astype(np.int64)), columns, self._tensor(seen))
+
+    def read(self, layer: int, histories: Histories) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, [rows, columns, kv heads, width] each, 0 where a column is not the row's own."""
+        keys, values = self._views[layer]
+        hidden = ~histories.seen[:, :, None, None]
+        return self._read(keys, histories, hidden), self._read(values, histories, hidden)
+
+    def write(
+        self, layer: int, tables: Sequence[Int32s], starts: Int64s, valid: Int64s, entries: tuple[Tensor, Tensor]
+    ) -> None:
+        """Store entries of consecutive tokens.
+
+        Args:
+            layer: The layer.
+            tables: As for `histories`.
+            starts: int64 [rows], position of each row's first token.
+            valid: int64 [rows], how many of its tokens to store.
+            entries: Keys and values, [rows, tokens, kv heads, width] each.
+        """
+        row, token = np.nonzero(np.arange(entries[0].shape[1]) < valid[:, None])
+        position = starts[row] + token
+        block = tables[self._table.index][row, position // self._table.span].astype(np.int64)
+        where = self._tensor(block), self._tensor(position % self._table.span)
+        chosen = self._tensor(row), self._tensor(token)
+        for view, values in zip(self._views[layer], entries, strict=True):
+            view[where] = values[chosen]
+
+    def _read(self, view: Tensor, histories: Histories, hidden: Tensor) -> Tensor:
+        gathered = view[histories.blocks].flatten(1, 2)[:, : histories.columns]
+        return gathered.masked_fill(hidden, 0)
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

@@ -1,0 +1,236 @@
+"""A step with drafts: propose, compute, judge, keep.
+
+A row of such a step is the sequence's pending tokens (told, but not computed into its state yet) and behind them a
+draft; the target computes all of them as one chunk, and its logits from the last pending token on judge the draft.
+
+Attention entries of rejected tokens need no care: the next step writes over them. A recurrent state does: transformers
+gives the state behind the last token of a chunk only, and that one has absorbed the rejected tokens. What to do is
+decided here, for all models with states:
+
+    The state that a verification leaves is kept if every draft of the row was accepted, and else dropped: the running
+    state stays as it was, the accepted tokens stay pending, and the next step computes them again in front of its
+    draft.
+
+A forward reads the states into a copy and writes that back (`headway.runtime.views.PagedCache`), so dropping is not
+writing back: it costs neither memory nor a copy. Computing again costs no forward of its own, only a longer row: a
+forward of 8 tokens of the built-in model takes 1.2 times as long as one of 1 token on a CPU, and on a GPU, where
+decoding waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.drafts`).
+
+Rejected: one state a drafted token (3.0 GB a request for Kimi-K3 with 7 drafts) and a log of corrections (needs kernels
+that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored after a
+rejection and replayed at once: a state a request in scratch memory, and a second forward in nearly every step.
+
+So no state with a rejected token in it is ever in a block, and the cache, which publishes what is committed, cannot
+publish one.
+
+On several ranks all compute and store alike, but rank 0 alone proposes and judges: what it found goes to the others as
+whole numbers, twice a step. Were each to find out by itself, a difference in the last bit of a logit could make one
+keep a state that another drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.cache import Step
+from headway.runtime.batch import RunBatch, batch_of
+from headway.runtime.context_parallel import Communicator
+from headway.runtime.drafting.acceptance import AcceptanceRule
+from headway.runtime.drafting.agreement import Agreement
+from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
+from headway.runtime.drafting.features import FeatureTap
+from headway.runtime.drafting.verification import Ask, Verdict, verify
+from headway.runtime.plan import ForwardPlan
+from headway.runtime.runner import ModelRunner
+
+__all__ = ["RowOutcome", "Speculator"]
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_NO_DRAFT = Proposal(np.empty(0, dtype=np.int32))
+
+
+@dataclass(frozen=True)
+class RowOutcome:
+    """What became of one row of a step.
+
+    Attributes:
+        verdict: The tokens that it answers.
+        kept: Its tokens, from the first on, whose entries and state count: what to commit.
+        proposal: The draft that was judged.
+    """
+
+    verdict: Verdict = field(default_factory=Verdict)
+    kept: int = 0
+    proposal: Proposal = _NO_DRAFT
+
+
+class Speculator:
+    """Runs steps of a model with the drafts of one drafter.
+
+    Args:
+        runner: Runs the target.
+        drafter: Proposes.
+        rule: How drafts of sampled answers are judged.
+        ranks: The ranks that run the same steps, if there are several.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        drafter: Drafter,
+        rule: AcceptanceRule = AcceptanceRule.MATCH,
+        ranks: Communicator | None = None,
+    ) -> None:
+        self.runner = runner
+        self.drafter = drafter
+        self.rule = rule
+        self.agreement = Agreement(ranks, drafter.most, runner.device)
+        drafter.attach(runner.arena)
+        self._tap = FeatureTap(runner.model, drafter.feature_layers) if drafter.feature_layers else None
+
+    @torch.no_grad()
+    def run(
+        self,
+        step: Step,
+        tables: Sequence[Int32s],
+        tokens: Sequence[Int32s],
+        asks: Sequence[Ask | None],
+        following: Int64s,
+        leases: Int64s | None = None,
+    ) -> list[RowOutcome]:
+        """Propose, copy, compute, judge, export.
+
+        Args:
+            step: What the cache granted.
+            tables: The cache's block tables.
+            tokens: One int32 array a row of the step, its known tokens from `starts` on. Where they are fewer than the
+                row was granted, the rest is room for a draft.
+            asks: One a row: how to choose its next tokens, or None where none is wanted yet.
+            following: int64, one a row: the token behind those of the step where it is known already, else -1.
+            leases: int64, one a row: a number of its own that its lease keeps from step to step; the step's rows if not
+                given.
+
+        Returns:
+            One outcome a row of the step.
+        """
+        leases = np.asarray(step.rows) if leases is None else leases
+        proposals = self._propose(step, tables, tokens, asks, leases)
+        whole = [np.concatenate([t, p.tokens]) for t, p in zip(tokens, proposals, strict=True)]
+        cut = replace(step, counts=np.array([len(row) for row in whole], dtype=np.int64))
+        drafted = np.array([len(proposal.tokens) > 0 for proposal in proposals])
+        batch, places = batch_of(cut, tables, whole, drafted)
+        judging = _Judging(self, leases, batch, places, asks, proposals, following)
+        self.runner.run(batch, judging.judge)
+        return judging.outcomes
+
+    def _propose(
+        self,
+        step: Step,
+        tables: Sequence[Int32s],
+        tokens: Sequence[Int32s],
+        asks: Sequence[Ask | None],
+        leases: Int64s,
+    ) -> list[Proposal]:
+        """One proposal a row, an empty one where there is no room for a draft."""
+        found = [_NO_DRAFT] * len(step.rows)
+        wanted: list[tuple[int, DraftRequest]] = []
+        for i, (row, granted, ask) in enumerate(zip(step.rows.tolist(), step.counts.tolist(), asks, strict=True)):
+            if ask is not None and (room := granted - len(tokens[i])) > 0:
+                drawn = self.rule is not AcceptanceRule.MATCH and not ask.sample.params.greedy
+                held = [table[row] for table in tables]
+                wanted.append((i, DraftRequest(int(leases[i]), min(room, self.drafter.most), ask.sample, drawn, held)))
+        if wanted:
+            requests = [request for _, request in wanted]
+            made = self.agreement.on_proposals(len(requests), lambda: self.drafter.propose(requests))
+            for (i, _), proposal in zip(wanted, made, strict=True):
+                found[i] = proposal
+        return found
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        if self._tap is not None:
+            self._tap.close()
+
+
+class _Judging:
+    """Judges the forwards of one step as they come, and lets the drafter see them."""
+
+    def __init__(
+        self,
+        speculator: Speculator,
+        leases: Int64s,
+        batch: RunBatch,
+        places: Int64s,
+        asks: Sequence[Ask | None],
+        proposals: Sequence[Proposal],
+        following: Int64s,
+    ) -> None:
+        self._speculator = speculator
+        self._leases = leases
+        self._batch = batch
+        self._places = places
+        self._asks = asks
+        self._proposals = proposals
+        self._following = following
+        self.outcomes = [RowOutcome() for _ in leases]
+
+    def judge(self, plan: ForwardPlan, logits: torch.Tensor) -> Bools:
+        """Judge a forward (see `headway.runtime.runner.Judge`)."""
+        which = self._places[plan.rows].tolist()
+        valid = np.full(len(which), plan.count, dtype=np.int64)
+        following = self._following[which]
+        keep = np.ones(len(which), dtype=np.bool_)
+        for place in which:
+            self.outcomes[place] = RowOutcome(kept=plan.count)
+        asked = [(i, place) for i, place in enumerate(which) if self._asks[place] is not None]
+        verdicts = self._verdicts(logits, asked)
+        for (i, place), verdict in zip(asked, verdicts, strict=True):
+            ask, proposal = self._asks[place], self._proposals[place]
+            drafts = len(proposal.tokens)
+            valid[i] += len(verdict.tokens) - 1 - drafts
+            following[i] = verdict.tokens[-1]
+            keep[i] = drafts == 0 or (valid[i] == plan.count and not (ask is not None and ask.revocable))
+            self.outcomes[place] = RowOutcome(verdict, self._kept(plan, int(valid[i]), bool(keep[i])), proposal)
+        self._observe(plan, which, valid, following)
+        return keep
+
+    def _verdicts(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> list[Verdict]:
+        """What the target says of the drafts of some rows, given as (row of the forward, row of the step)."""
+        if not asked:
+            return []
+        return self._speculator.agreement.on_verdicts(
+            len(asked),
+            lambda: verify(
+                self._speculator.rule,
+                [logits[i] for i, _ in asked],
+                [ask for _, place in asked if (ask := self._asks[place]) is not None],
+                [self._proposals[place] for _, place in asked],
+            ),
+        )
+
+    def _kept(self, plan: ForwardPlan, valid: int, keep: bool) -> int:
+        """Tokens of a row to commit: all with their state or none; without states those that are valid."""
+        return valid if plan.states is None or keep else 0
+
+    def _observe(self, plan: ForwardPlan, which: list[int], valid: Int64s, following: Int64s) -> None:
+        tap = self._speculator._tap
+        if tap is None:
+            return
+        observed = Observed(
+            rows=self._leases[which],
+            starts=plan.starts,
+            valid=valid,
+            following=following,
+            tokens=plan.tokens,
+            features=tap.take(),
+            tables=[table[plan.rows] for table in self._batch.tables],
+        )
+        self._speculator.drafter.observe(observed)

@@ -1,0 +1,144 @@
+"""From the target's logits behind a draft to the tokens that a row answers, rows of one forward at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from headway.runtime.drafting.acceptance import AcceptanceRule, accept, one_hot
+from headway.runtime.drafting.drafter import Proposal
+from headway.runtime.sampling import (
+    SampleRow,
+    Stream,
+    TokenLogprob,
+    distributions,
+    draw,
+    sample,
+    token_logprobs,
+    uniform,
+)
+
+__all__ = ["Ask", "Verdict", "verify"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A row that wants tokens.
+
+    Attributes:
+        sample: Its prompt and answer so far, and how to choose.
+        ends: Tokens that end the answer; nothing counts behind one.
+        revocable: Whoever asked may yet take back some of the tokens (stop strings), so a state that has absorbed a
+            draft must not replace the one before.
+    """
+
+    sample: SampleRow
+    ends: frozenset[int] = frozenset()
+    revocable: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Tokens that a row answers: accepted drafts and one more, or fewer where one of them ends the answer.
+
+    Attributes:
+        tokens: The tokens.
+        logprobs: One record a token where they were asked for, else none.
+        accepted: How many of the tokens are drafted ones.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    accepted: int = 0
+
+
+def verify(
+    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[Ask], proposals: Sequence[Proposal]
+) -> list[Verdict]:
+    """Judge the drafts of some rows.
+
+    Args:
+        rule: How drafts of sampled answers are judged.
+        logits: One float32 [tokens, vocab] a row; the last k + 1 belong to a draft of k tokens.
+        asks: One a row.
+        proposals: One a row; an empty one where there is no draft.
+    """
+    found: list[Verdict | None] = [None] * len(asks)
+    drawn: dict[int, list[int]] = {}
+    matched: list[int] = []
+    for i, (ask, proposal) in enumerate(zip(asks, proposals, strict=True)):
+        by_match = rule is AcceptanceRule.MATCH or ask.sample.params.greedy or len(proposal.tokens) == 0
+        (matched if by_match else drawn.setdefault(len(proposal.tokens), [])).append(i)
+    for length, rows in [(0, matched), *drawn.items()]:
+        if rows:
+            picked = [logits[i] for i in rows], [asks[i] for i in rows], [proposals[i] for i in rows]
+            made = _draw(rule, *picked) if length else _match(*picked)
+            for i, verdict in zip(rows, made, strict=True):
+                found[i] = verdict
+    return [verdict for verdict in found if verdict is not None]
+
+
+def _match(logits: Sequence[torch.Tensor], asks: Sequence[Ask], proposals: Sequence[Proposal]) -> list[Verdict]:
+    """The target chooses at every place as it would without drafts; they count as far as they say the same."""
+    places = [_places(ask, proposal) for ask, proposal in zip(asks, proposals, strict=True)]
+    parts = [row[-len(p) :] for row, p in zip(logits, places, strict=True)]
+    chosen = sample(torch.cat(parts), [row for p in places for row in p])
+    verdicts, begin = [], 0
+    for ask, proposal, at in zip(asks, proposals, places, strict=True):
+        tokens = chosen.tokens[begin : begin + len(at)]
+        differing = np.flatnonzero(tokens[:-1] != proposal.tokens)
+        count = int(differing[0]) if len(differing) else len(proposal.tokens)
+        records = chosen.logprobs[begin : begin + count + 1]
+        verdicts.append(_verdict(ask, tokens[: count + 1].tolist(), [r for r in records if r is not None]))
+        begin += len(at)
+    return verdicts
+
+
+def _draw(
+    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[Ask], proposals: Sequence[Proposal]
+) -> list[Verdict]:
+    """Judge drafts of equal length by their distributions."""
+    device, vocab = logits[0].device, logits[0].shape[-1]
+    length = len(proposals[0].tokens)
+    places = [row for ask, proposal in zip(asks, proposals, strict=True) for row in _places(ask, proposal)]
+    target = distributions(torch.cat([row[-length - 1 :] for row in logits]), places).view(-1, length + 1, vocab)
+    tokens = torch.from_numpy(np.stack([p.tokens for p in proposals]).astype(np.int64)).to(device)
+    draft = torch.stack(
+        [
+            one_hot(t, vocab) if p.distribution is None else p.distribution
+            for t, p in zip(tokens, proposals, strict=True)
+        ]
+    )
+    numbers = [[_number(ask, Stream.ACCEPTANCE, k) for k in range(length)] for ask in asks]
+    outcome = accept(rule, target, draft, tokens, torch.tensor(numbers, device=device))
+    counts = outcome.counts.tolist()
+    rest = [_number(ask, Stream.REST, count) for ask, count in zip(asks, counts, strict=True)]
+    last = draw(outcome.rest, torch.tensor(rest, device=device)).tolist()
+    verdicts = []
+    for row, ask, proposal, count, token in zip(logits, asks, proposals, counts, last, strict=True):
+        chosen = [*proposal.tokens[:count].tolist(), token]
+        top, records = ask.sample.params.logprobs, list[TokenLogprob]()
+        if top is not None:
+            records = token_logprobs(row[-length - 1 :][: count + 1], chosen, min(top, vocab))
+        verdicts.append(_verdict(ask, chosen, records))
+    return verdicts
+
+
+def _places(ask: Ask, proposal: Proposal) -> list[SampleRow]:
+    """How the target chooses at each place of a draft and behind it, given that it holds so far."""
+    output = np.concatenate([ask.sample.output, proposal.tokens])
+    given = len(ask.sample.output)
+    return [replace(ask.sample, output=output[: given + k]) for k in range(len(proposal.tokens) + 1)]
+
+
+def _number(ask: Ask, stream: Stream, offset: int) -> float:
+    return uniform(ask.sample.seed, len(ask.sample.output), stream, offset)
+
+
+def _verdict(ask: Ask, tokens: list[int], records: list[TokenLogprob]) -> Verdict:
+    """Cut accepted drafts and the token behind them behind the first end token."""
+    stop = next((k + 1 for k, token in enumerate(tokens) if token in ask.ends), len(tokens))
+    return Verdict(tuple(tokens[:stop]), tuple(records[:stop]), min(stop, len(tokens) - 1))
