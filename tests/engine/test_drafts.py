@@ -14,7 +14,17 @@ from tests.engine.bench import WORLDS, Bench
 from tests.engine.fakes import VOCAB, FakeDevice, expected_answer
 
 from headway.cache import TableKind
-from headway.engine import DraftOutput, DraftPlanner, EngineConfig, Scheduler, StepCosts, StepOutput, StepWork
+from headway.engine import (
+    DraftOutput,
+    DraftPlanner,
+    EngineConfig,
+    RanksLostError,
+    RunningRequest,
+    Scheduler,
+    StepCosts,
+    StepOutput,
+    StepWork,
+)
 
 MOST = 4
 
@@ -167,6 +177,34 @@ def test_a_perfect_drafter_answers_in_as_few_steps_as_can_be():
     made.check_right(request)
     assert made.scheduler.counters.steps == 2 + 5  # the prompt is computed in two steps, for its checkpoint
     assert (request.drafted, request.accepted) == (5 * MOST, 5 * MOST)
+
+
+def _with_one_that_settles() -> tuple[Bench, RunningRequest, RunningRequest]:
+    """A bench on which one request has answered and is to catch up, beside one that goes on.
+
+    With a stop string a state that has absorbed a draft is never kept, so the answer ends with its last tokens pending.
+    """
+    made = bench("hybrid", blocks=200, config=CONFIG)
+    made.device._proposal = lambda tokens, room: expected_answer(made.cache.geometry, tokens, room, ignore_eos=True)
+    first = made.add(prompt(5), 9, ignore_eos=True, stop=("never said",))
+    second = made.add(prompt(7, 2), 60, ignore_eos=True)
+    while first.finish_reason is None:
+        assert made.step()
+    assert first.settling
+    return made, first, second
+
+
+def test_when_ranks_are_lost_a_request_that_only_catches_up_is_gone_with_the_others():
+    """Its answer was sent; the step in which its state was to catch up has failed, so its lease can only be aborted."""
+    made, first, second = _with_one_that_settles()
+    scheduled = made.scheduler.schedule()
+    assert scheduled is not None
+    assert first in scheduled.requests
+    made.cache.fail(scheduled.work.step)
+    news = made.scheduler.reject_all(RanksLostError("rank 1 is gone"), waiting=False)
+    assert [update.request for update in news if update.error is not None] == [second]
+    assert made.scheduler.idle
+    made.check_nothing_leaks()
 
 
 def test_drafts_stay_within_the_budget_of_a_step():

@@ -46,7 +46,7 @@ def build_on_ranks(
     tokenizer = load_tokenizer(source)
     drafts = DraftSource.of(config)
     drafter = _groups(drafts, source, config)
-    _check(name, layout, config)
+    _check(name, layout, config, drafter)
     executor = RankedExecutor(_launcher(config), source, config.dtype, config.parallel)
     try:
         progress(f"starting {config.parallel.ranks} ranks ({config.parallel.kind}), which load the model and check it")
@@ -81,14 +81,14 @@ def _launcher(config: EngineConfig) -> Callable[[], RankGroup]:
     return lambda: ProcessRanks(devices)
 
 
-def _check(name: str, layout: ModelLayout, config: EngineConfig) -> None:
+def _check(name: str, layout: ModelLayout, config: EngineConfig, drafter: Sequence[LayerSpec]) -> None:
     """Refuse before any rank starts what can be known to be impossible; it may take minutes to load a model."""
     parallel = config.parallel
     if parallel.dcp > 1 and not any(spec.sharded for spec in layout.groups):
         raise ConfigError(
             f"dcp={parallel.dcp}: {name} has no full attention, and nothing else is split by tokens; leave --dcp out"
         )
-    geometry = CacheGeometry(layout.groups, parallel.layout, block_tokens=config.block_tokens)
+    geometry = CacheGeometry((*layout.groups, *drafter), parallel.layout, block_tokens=config.block_tokens)
     if config.memory is not None:
         blocks_that_fit(config.memory, geometry)
 

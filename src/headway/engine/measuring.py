@@ -29,10 +29,11 @@ Int32s = NDArray[np.int32]
 
 
 def measure_costs(speculator: Speculator, max_running: int) -> StepCosts:
-    """Time forwards of few and many rows and tokens, and drafts; medians, and no wider row cheaper than a narrower one.
+    """Time forwards of few and many rows and tokens, and drafts.
 
-    The memory of the cache is written to: call it before anything is in there. Rows for
-    which it has no room are not measured; a single row that is too long for it meets its own blocks again.
+    Medians, and nothing wider or of more rows is cheaper: straight lines go on from these beyond what is measured. The
+    memory of the cache is written to: call it before anything is in there. Rows for which it has no room are not
+    measured; a single row that is too long for it meets its own blocks again.
 
     Args:
         speculator: The model and its drafter.
@@ -51,7 +52,8 @@ def measure_costs(speculator: Speculator, max_running: int) -> StepCosts:
     seconds = [[_median(partial(runner.run, batch)) for batch in line] for line in batches]
     requests = [_requests(made[n], n, most) for n in rows.tolist()]
     draft = [_median(torch.no_grad()(partial(speculator.drafter.propose, asked))) for asked in requests]
-    return StepCosts(rows, counts, np.maximum.accumulate(np.array(seconds), axis=1), np.array(draft))
+    rising = np.maximum.accumulate(np.maximum.accumulate(np.array(seconds), axis=1), axis=0)
+    return StepCosts(rows, counts, rising, np.maximum.accumulate(np.array(draft)))
 
 
 def _blocks_of_a_row(geometry: CacheGeometry, tokens: int) -> int:

@@ -31,6 +31,9 @@ from headway.runtime.distributed import Rendezvous
 
 __all__ = ["ProcessRanks", "devices_of_ranks"]
 
+_REST_SECONDS = 30
+"""Patience for the rest of an answer that has begun to arrive."""
+
 
 def devices_of_ranks(device: str, ranks: int) -> list[str]:
     """The device of each rank of this machine: the CPU for all, or a GPU each.
@@ -66,8 +69,12 @@ class ProcessRanks:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection[bytes, bytes]] = []
         threads = max(1, len(os.sched_getaffinity(0)) // self.size) if hasattr(os, "sched_getaffinity") else 1
-        for rank, device in enumerate(devices):
-            self._start(rank, device, threads)
+        try:
+            for rank, device in enumerate(devices):
+                self._start(rank, device, threads)
+        except BaseException:
+            self.kill()
+            raise
 
     def _start(self, rank: int, device: str, threads: int) -> None:
         ours, theirs = socket.socketpair()
@@ -85,6 +92,7 @@ class ProcessRanks:
                     start_new_session=True,
                 )
             )
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _REST_SECONDS, 0))
         self._connections.append(Connection(ours.detach()))
 
     def send(self, message: bytes, timeout: float) -> None:
@@ -107,6 +115,8 @@ class ProcessRanks:
         rank = next(i for i, connection in enumerate(self._connections) if connection is ready[0])
         try:
             return rank, self._connections[rank].recv_bytes()
+        except BlockingIOError as error:
+            raise RanksLostError(f"rank {rank} stopped in the middle of an answer") from error
         except (EOFError, OSError) as error:
             raise self._gone(rank) from error
 

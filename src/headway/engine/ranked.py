@@ -2,8 +2,8 @@
 
 The driver holds no weights. It has the only scheduler and the only cache; a step goes out as arrays of block ids, which
 mean the same on every rank, and token ids come back from rank 0. The driver talks to each rank directly, and the ranks
-talk to each other only inside attention. So a step has an end that the driver sees on every rank, and a rank that is
-gone or stuck is noticed by name.
+talk to each other only inside attention and about drafts. So a step has an end that the driver sees on every rank,
+and a rank that is gone or stuck is noticed by name.
 
 What ends a step badly is of two kinds. If every rank has answered and some with a fault (the model raised, memory ran
 out for a moment), the ranks are in step with each other, and the scheduler may try again. If any has not answered in
@@ -144,7 +144,7 @@ class RankedExecutor:
             raise RanksLostError("there are no ranks: they were lost and have not been started again")
         try:
             answers = self._exchange(self._group, CODEC.encode(message), timeout)
-        except RanksLostError:
+        except BaseException:  # answers may be left unread, and would be taken for those to the next message
             self.close()
             raise
         for rank, answer in enumerate(answers):

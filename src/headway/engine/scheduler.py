@@ -198,16 +198,16 @@ class Scheduler:
     def reject_all(self, error: HeadwayError, waiting: bool = True) -> list[Update]:
         """Fail every request that runs and, if `waiting`, all that wait. Returns the news."""
         held = [*self._queue, *(f for held in self._followers.values() for f in held)] if waiting else []
+        self.cache.abort(self._rows(self.running))
         for request in [*self.running, *held]:
+            if request.lease is None:
+                self._queue.remove(request)
+            if waiting:
+                self._followers.pop(request.request_id, None)
             if request.finish_reason is None:
-                if request.lease is not None:
-                    self.cache.abort(self._rows([request]))
-                else:
-                    self._queue.remove(request)
-                if waiting:
-                    self._followers.pop(request.request_id, None)
                 self._fail_request(request, error)
-        self._end_settling()
+            else:  # its answer was complete, only its state had to catch up
+                self._leave(request)
         return self.take_news()
 
     def take_news(self) -> list[Update]:

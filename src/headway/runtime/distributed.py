@@ -64,7 +64,7 @@ def join_group(meeting: Rendezvous, rank: int, size: int, device: torch.device, 
     else:
         store = stores.TCPStore(meeting.host, meeting.port, size, is_master=rank == 0, timeout=patience)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)  # a Ray actor sees its own GPU only, as number 0
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     return TorchCommunicator(rank, size)
 

@@ -31,8 +31,9 @@ _FLOPS_LIMIT = 4e12
 """Operations that one pass over the probe text may take; large models are probed with shorter texts."""
 _STEPS = 4
 """Single tokens with which a continuation is tried."""
-_PIECES = 7
-"""Pieces in which the probe text is tried: odd, so that cuts fall inside blocks."""
+_PIECES = 5
+"""Pieces in which the probe text is tried: odd, so that cuts fall inside blocks; few, so that they are longer than what
+`short_chunks` computes in another form."""
 _NEAR = 2
 """Positions after each cut that are compared: a lost state spoils these most; further on, models forget it."""
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}

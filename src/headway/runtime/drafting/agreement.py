@@ -2,12 +2,14 @@
 
 Both travel as int64 arrays of a shape that every rank knows beforehand, in one collective each. Other ranks get the
 token ids and the counts: distributions, confidences and log probabilities are needed where they are judged and reported
-only, which is on rank 0.
+only, which is on rank 0. If rank 0 fails, the others are told that too, instead of waiting for it until they count as
+lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from headway.runtime.drafting.verification import Verdict
 __all__ = ["Agreement"]
 
 Int64s = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class Agreement:
@@ -37,27 +40,55 @@ class Agreement:
         self._device = device
 
     def on_proposals(self, count: int, propose: Callable[[], Sequence[Proposal]]) -> Sequence[Proposal]:
-        """The proposals of rank 0, for `count` requests; `propose` is called there only."""
+        """The proposals of rank 0, for `count` requests; `propose` is called there only.
+
+        Raises:
+            RuntimeError: Rank 0 failed; there its own exception is raised.
+        """
         if self._ranks is None:
             return propose()
-        mine = propose() if self._ranks.rank == 0 else None
-        told = self._tell(count, None if mine is None else [p.tokens.tolist() for p in mine])
-        return mine or [Proposal(np.array(tokens, dtype=np.int32)) for tokens in told]
+        mine, told = self._share(count, propose, lambda proposal: proposal.tokens.tolist())
+        return [Proposal(np.array(tokens, dtype=np.int32)) for tokens in told] if mine is None else mine
 
-    def on_verdicts(self, count: int, judge: Callable[[], list[Verdict]]) -> list[Verdict]:
-        """The verdicts of rank 0 on `count` rows; `judge` is called there only."""
+    def on_verdicts(self, count: int, judge: Callable[[], Sequence[Verdict]]) -> Sequence[Verdict]:
+        """The verdicts of rank 0 on `count` rows; `judge` is called there only.
+
+        Raises:
+            RuntimeError: Rank 0 failed; there its own exception is raised.
+        """
         if self._ranks is None:
             return judge()
-        mine = judge() if self._ranks.rank == 0 else None
-        told = self._tell(count, None if mine is None else [[v.accepted, *v.tokens] for v in mine])
-        return mine or [Verdict(tuple(tokens), accepted=accepted) for accepted, *tokens in told]
+        mine, told = self._share(count, judge, lambda verdict: [verdict.accepted, *verdict.tokens])
+        return [Verdict(tuple(tokens), accepted=accepted) for accepted, *tokens in told] if mine is None else mine
 
-    def _tell(self, count: int, lists: Sequence[Sequence[int]] | None) -> list[list[int]]:
-        """Lists of whole numbers from rank 0 to all; elsewhere `lists` is None."""
+    def _share(
+        self, count: int, find: Callable[[], Sequence[T]], numbers: Callable[[T], Sequence[int]]
+    ) -> tuple[Sequence[T] | None, list[list[int]]]:
+        """What rank 0 finds, there only, and on every rank the numbers that tell it."""
+        assert self._ranks is not None
+        mine: Sequence[T] | None = None
+        fault: Exception | None = None
+        if self._ranks.rank == 0:
+            try:
+                mine = find()
+            except Exception as error:  # the others wait for word: they hear of it before it is raised
+                fault = error
+        told = self._tell(count, None if mine is None else [numbers(each) for each in mine], failed=fault is not None)
+        if fault is not None:
+            raise fault
+        if told is None:
+            raise RuntimeError("rank 0 could not propose or judge: its own fault says why")
+        return mine, told
+
+    def _tell(self, count: int, lists: Sequence[Sequence[int]] | None, *, failed: bool) -> list[list[int]] | None:
+        """Lists of whole numbers from rank 0 to all; elsewhere `lists` is None. None if rank 0 says that it failed."""
         assert self._ranks is not None
         packed: Int64s = np.zeros((count, self._most + 3), dtype=np.int64)
-        for row, numbers in zip(packed, lists or (), strict=False):
-            row[0] = len(numbers)
-            row[1 : 1 + len(numbers)] = numbers
-        gathered = self._ranks.all_gather(torch.from_numpy(packed).to(self._device))[0]
-        return [row[1 : 1 + row[0]] for row in gathered.tolist()]
+        if failed:
+            packed[0, 0] = -1
+        elif lists is not None:
+            for row, each in zip(packed, lists, strict=True):
+                row[0] = len(each)
+                row[1 : 1 + len(each)] = each
+        rows = self._ranks.all_gather(torch.from_numpy(packed).to(self._device))[0].tolist()
+        return None if rows[0][0] < 0 else [row[1 : 1 + row[0]] for row in rows]

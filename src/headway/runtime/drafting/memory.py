@@ -1,9 +1,9 @@
 """Where a drafter's entries lie: a cache group of its own, in the same arena, by the same block tables.
 
-Every rank holds all of them (`sharded` is False): they are a few per cent of the target's, and a draft is computed by
-every rank alike, so that none has to be told what another drafted. Only entries of tokens that the target has verified
-are ever written. What a draft attends to of itself stays in registers, so there is nothing transient that a prefix hit
-could find.
+Every rank holds all of them (`sharded` is False): they are a few per cent of the target's. Rank 0 alone proposes
+(`headway.runtime.drafting.agreement`), and needs no other rank for it. Only entries of tokens that the target has
+verified are ever written. What a draft attends to of itself stays in registers, so there is nothing transient that a
+prefix hit could find.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class _Judging:
         self._observe(plan, which, valid, following)
         return keep
 
-    def _verdicts(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> list[Verdict]:
+    def _verdicts(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> Sequence[Verdict]:
         """What the target says of the drafts of some rows, given as (row of the forward, row of the step)."""
         if not asked:
             return []
