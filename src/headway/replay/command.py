@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
+from headway.errors import ConfigError
 from headway.replay import options as opt
 from headway.replay.catalogue import Model
-from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
+from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace, require_trace
 from headway.replay.record import record_of
 from headway.replay.reporting import write_report
 from headway.replay.result import ReplayResult
@@ -72,10 +73,12 @@ def replay(
     alignment: opt.Alignment = 1,
     html: opt.Html = None,
     as_json: opt.AsJson = False,
+    models: opt.ListModels = False,
 ) -> None:
     """Replay a request trace through the cache that serves: what hit rate to expect, and where every lost token went.
 
     No accelerator and no weights are needed. Without arguments it replays a generated workload, to show what it says:
+    3,000 requests of the workload `mixed`, Kimi-Linear, and 8 GB for the cache on one rank.
 
         headway replay
 
@@ -94,6 +97,7 @@ def replay(
 
     Hits are counted in whole blocks of the trace. Sizes are those of one rank.
     """
+    require_trace(trace)
     if trace is None and model is None and not (attention_bytes or state_bytes or window):
         model = EXAMPLE_MODEL
         memory = memory or (None if gpu else _EXAMPLE_MEMORY)
@@ -109,13 +113,30 @@ def replay(
     requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
     requests = requests.cut_answers(max_answer)
     result = _run(requests, config)
+    _require_some(result, len(requests), room)
     record = record_of(result, config, sized, requests)
     if html is not None:
         write_report([record], html)
     if as_json:
         typer.echo(json.dumps(record.as_dict(), indent=2))
     else:
-        show(result, Console(), _notes(result, config, sized, requests))
+        console = Console()
+        if result.refused:
+            console.print(f"[bold red]{result.refused:,} of {len(requests):,} requests are larger than the memory[/]\n")
+        show(result, console, _notes(result, config, sized, requests))
+
+
+def _require_some(result: ReplayResult, requests: int, room: int | None) -> None:
+    """Refuse to show a table of zeros.
+
+    Raises:
+        ConfigError: No request fits into the memory.
+    """
+    if room is not None and result.refused == requests > 0:
+        raise ConfigError(
+            f"none of the {requests:,} requests fits into {format_size(room)}, the memory of one rank for the cache: "
+            f"give more with --memory, or split the model over more ranks (--tp, --dcp)"
+        )
 
 
 def _run(requests: Trace, config: ReplayConfig) -> ReplayResult:
@@ -140,9 +161,10 @@ def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: T
     ]
     if not model.cost_source:
         notes.append("compute: not known for this model; attention is taken to cost as much as the rest at 100k tokens")
-    if result.refused:
-        notes.append(f"{result.refused:,} requests are larger than the whole memory")
-    notes.append(f"{result.requests_per_second:,.0f} requests a second of processor time")
+    notes.append(
+        f"the replay itself went through {result.requests_per_second:,.0f} requests a second of processor time; that "
+        f"says nothing about the model"
+    )
     return notes
 
 

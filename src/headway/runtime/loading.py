@@ -6,6 +6,7 @@ Every failure to load is a `ModelError` of one sentence; the cause stays attache
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,6 +87,8 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
     _require_reachable(path)
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # in a file or a pipe it is a heap of lines
     model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
     tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
     try:

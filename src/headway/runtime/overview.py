@@ -112,8 +112,8 @@ class Inspection:
                 f"nothing else"
             )
         console.print(
-            f"  shortest reusable prefix: {self.shortest_prefix} token(s), in a prompt of at least "
-            f"{self.shortest_prompt}"
+            f"  shortest reusable prefix: {self.shortest_prefix} {'token' if self.shortest_prefix == 1 else 'tokens'}, "
+            f"in a prompt of at least {self.shortest_prompt}"
         )
 
 
