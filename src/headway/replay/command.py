@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -15,7 +16,7 @@ from headway.errors import ConfigError
 from headway.replay import options as opt
 from headway.replay.catalogue import Model
 from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace, require_trace
-from headway.replay.record import record_of
+from headway.replay.record import RunRecord, record_of
 from headway.replay.reporting import write_report
 from headway.replay.result import ReplayResult
 from headway.replay.run import replay_trace
@@ -110,20 +111,24 @@ def replay(
     kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
     policies = kinds, eviction, alignment, outputs
     config = ReplayConfig(sized.groups, room, layout, sized.cost, *policies, preset=preset, timing=timing)
-    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
-    requests = requests.cut_answers(max_answer)
+    source = TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer)
+    requests = load_trace(source).cut_answers(max_answer)
     result = _run(requests, config)
-    _require_some(result, len(requests), room)
     record = record_of(result, config, sized, requests)
     if html is not None:
         write_report([record], html)
+    _tell(record, result, _notes(result, config, sized, requests), as_json)
+
+
+def _tell(record: RunRecord, result: ReplayResult, notes: Sequence[str], as_json: bool) -> None:
+    """Print the result; first of all, requests that no memory of this size could serve."""
     if as_json:
         typer.echo(json.dumps(record.as_dict(), indent=2))
-    else:
-        console = Console()
-        if result.refused:
-            console.print(f"[bold red]{result.refused:,} of {len(requests):,} requests are larger than the memory[/]\n")
-        show(result, console, _notes(result, config, sized, requests))
+        return
+    console, requests = Console(), result.whole.requests
+    if result.refused:
+        console.print(f"[bold red]{result.refused:,} of {requests:,} requests are larger than the memory[/]\n")
+    show(result, console, notes)
 
 
 def _require_some(result: ReplayResult, requests: int, room: int | None) -> None:
@@ -143,9 +148,11 @@ def _run(requests: Trace, config: ReplayConfig) -> ReplayResult:
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("replay", total=len(requests))
-        return replay_trace(
+        result = replay_trace(
             requests, config, clairvoyant=True, progress=lambda done, _: bar.update(task, completed=done)
         )
+    _require_some(result, len(requests), config.memory)
+    return result
 
 
 def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: Trace) -> list[str]:

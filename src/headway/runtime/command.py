@@ -48,7 +48,8 @@ def inspect(
     """
     size = None if memory is None else parse_bytes(memory)
     resolve_source(model)
-    Console(stderr=True).print("starting ...", highlight=False)
+    if not as_json:
+        Console(stderr=True).print("starting ...", highlight=False)
     from headway.runtime.layout import layout_of_ranks  # these import torch, which takes seconds
     from headway.runtime.loading import layout_without_weights
     from headway.runtime.memory import default_memory
