@@ -68,6 +68,27 @@ def test_what_needs_no_model_imports_none(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "./no/such/model", "--port", "0"],
+        ["serve", "--memory", "much"],
+        ["inspect", "./no/such/model"],
+        ["inspect", "--memory", "much"],
+    ],
+)
+def test_a_cheap_error_does_not_wait_for_torch(arguments: list[str]) -> None:
+    program = (
+        "import sys; from headway.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "finally: print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.startswith("headway: ")
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_python_dash_m() -> None:
     command = [sys.executable, "-m", "headway", "--version"]
     assert subprocess.check_output(command, text=True) == f"headway {headway.__version__}\n"

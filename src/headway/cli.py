@@ -73,7 +73,16 @@ COMMANDS: dict[str, LazyCommand] = {
 """Every command by name. Adding a line here is all that registering a command takes."""
 
 _EXTRAS = {
-    "serve": ("fastapi", "jinja2", "prometheus_client", "safetensors", "torch", "transformers", "uvicorn"),
+    "serve": (
+        "fastapi",
+        "huggingface_hub",
+        "jinja2",
+        "prometheus_client",
+        "safetensors",
+        "torch",
+        "transformers",
+        "uvicorn",
+    ),
     "report": ("matplotlib",),
     "ray": ("ray",),
 }

@@ -75,7 +75,7 @@ def test_layouts_and_dtypes() -> None:
         ("gpt-oss-20b", ONE, {"kv_dtype": "fp8_ds_mla"}, "latent"),
         ("kimi-k3", ONE, {"kv_dtype": "int3"}, "unknown dtype"),
         ("glm-5.3-flash", ONE, {}, "index entries is not known .* --attention-bytes"),
-        ("kimi-k4", ONE, {}, "did you mean kimi-k3"),
+        ("kimi-k4", ONE, {}, "nearest: kimi-k3"),
     ],
 )
 def test_refusals(name: str, layout: ParallelLayout, options: dict[str, str], message: str) -> None:

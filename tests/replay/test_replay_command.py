@@ -75,7 +75,8 @@ def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--model", "kimi-k4"), 2, "not in the catalogue"),
+        (("--model", "kimi-k4"), 2, "(nearest: kimi-"),
+        (("no/such/trace.jsonl",), 1, "there is no such file"),
         (("--model", "kimi-k3"), 2, "how much memory"),
         (("--clock", "wall"), 2, "clock 'wall'"),
         (("--clock", "trace"), 2, "name the GPU"),
@@ -85,7 +86,8 @@ def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
         (("--max-answer", "3"), 1, "cannot be cut"),
         (("--model", "kimi-k3", "--tp", "4", "--dcp", "3", "--memory", "9GB"), 2, "not divisible"),
         (("absent.jsonl", "--model", "kimi-k3", "--memory", "9GB"), 1, "absent.jsonl"),
-        (("absent.jsonl",), 2, "which model"),
+        ((__file__,), 2, "which model"),
+        (("--model", "kimi-k3", "--tp", "8", "--memory", "58MB", "--limit", "9"), 2, "none of the 9 requests fits"),
     ],
 )
 def test_faults_are_one_line(

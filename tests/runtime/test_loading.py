@@ -64,7 +64,7 @@ def test_what_is_not_a_model(tmp_path: Path, saved: Path) -> None:
         str(tmp_path / "file"): "is a file",
         str(broken): "cannot load the config",
         str(no_weights): "cannot load the weights",
-        "surely/not-on-the-hub": "cannot load the config",
+        "surely/not-on-the-hub": "there is no folder",
     }.items():
         with pytest.raises(ModelError, match=words) as caught:
             load_model(source)

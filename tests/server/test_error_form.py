@@ -25,25 +25,56 @@ ERRORS: list[tuple[str, dict[str, Any], int, str | None, str | None, str]] = [
     ("completions", {"prompt": [1, 2, 999]}, 400, "prompt", "invalid_token", "999"),
     ("completions", {"prompt": [-1]}, 400, "prompt", "invalid_token", "negative"),
     ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "invalid_value", "greater than or equal to 1"),
-    ("completions", {"prompt": "a", "max_tokens": 9999}, 400, "prompt", "context_length_exceeded", "600"),
+    ("completions", {"prompt": "a", "max_tokens": 9999}, 400, "max_tokens", "context_length_exceeded", "at most 599"),
     ("completions", {"prompt": "a" * 700}, 400, "prompt", "context_length_exceeded", "700"),
     ("completions", {"prompt": "a", "temperature": 3}, 400, "temperature", "invalid_value", "less than or equal"),
     ("completions", {"prompt": "a", "temperature": "hot"}, 400, "temperature", "invalid_value", "number"),
     ("completions", {"prompt": "a", "n": 1000}, 400, "n", "invalid_value", "64"),
     ("completions", {"prompt": "a", "stop": ""}, 400, "stop", None, "empty"),
-    ("completions", {"prompt": "a", "temprature": 1}, 400, "temprature", "unknown_parameter", "unknown field"),
-    ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_parameter", "not supported"),
+    (
+        "completions",
+        {"prompt": "a", "temprature": 1},
+        400,
+        "temprature",
+        "unknown_parameter",
+        "did you mean temperature?",
+    ),
+    ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_parameter", "only continue"),
     ("completions", {"prompt": "a", "echo": True, "logprobs": 1}, 400, "echo", None, "not supported"),
     ("completions", {"prompt": "a", "logit_bias": {"99": 1}}, 400, "logit_bias", None, "99"),
     ("completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias", None, "9999999999..."),
     ("completions", {"prompt": "a", "logit_bias": {"1.0": 1}}, 400, "logit_bias", None, "'1.0'"),
     ("completions", {"prompt": "a", "stop": ["b" * 513]}, 400, "stop[0]", "invalid_value", "512"),
     ("completions", {"prompt": "a", "headway": {"pin": -1}}, 400, "headway.pin", "invalid_value", "greater than or"),
-    ("completions", {"prompt": "a", "headway": {"pin": True, "no_store": True}}, 400, "headway.pin", None, "choose"),
-    ("completions", {"prompt": "a", "headway": {"explian": True}}, 400, "headway.explian", "unknown_parameter", ""),
+    (
+        "completions",
+        {"prompt": "a", "headway": {"pin": True, "no_store": True}},
+        400,
+        "headway.pin",
+        "invalid_value",
+        "choose",
+    ),
+    (
+        "completions",
+        {"prompt": "a", "headway": {"explian": True}},
+        400,
+        "headway.explian",
+        "unknown_parameter",
+        "explain, no",
+    ),
     ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", None, "stream: true"),
     ("completions", {"prompt": "a", "model": "other"}, 404, "model", "model_not_found", "other"),
-    ("chat/completions", {"messages": []}, 400, "messages", "invalid_value", "at least 1"),
+    ("chat/completions", {"messages": []}, 400, "messages", "invalid_value", "at least one message"),
+    (
+        "chat/completions",
+        {"messages": "hi"},
+        400,
+        "messages",
+        "invalid_value",
+        "a list of at least one",
+    ),
+    ("chat/completions", {"messages": ["hi"]}, 400, "messages[0]", "invalid_value", "must be an object"),
+    ("completions", {"prompt": 5}, 400, "prompt", "invalid_value", "must be a text, a list of texts"),
     (
         "chat/completions",
         {"messages": [{"role": "king", "content": "a"}]},
@@ -90,10 +121,12 @@ TALK = {"messages": [{"role": "user", "content": "a"}]}
 ERRORS += [
     ("chat/completions", TALK | {name: value}, 400, name, code, text)
     for name, value, code, text in (
-        ("tools", [{"type": "function"}], "unsupported_parameter", "tool calls"),
+        ("tools", [{"type": "function"}], "unsupported_parameter", "describe the tools in the prompt"),
         ("response_format", {"type": "json_schema", "json_schema": {}}, "unsupported_parameter", "constrained"),
         ("response_format", {"type": "json_object"}, "unsupported_parameter", "constrained"),
         ("audio", {"voice": "x"}, "unsupported_parameter", "only text"),
+        ("max_completion_tokens", 9999, "context_length_exceeded", "max_completion_tokens is 9999"),
+        ("max_tokens", 9999, "context_length_exceeded", "max_tokens is 9999"),
         ("modalities", ["audio"], "unsupported_parameter", "only text"),
         ("store", True, "unsupported_parameter", "not stored"),
         ("top_logprobs", 3, None, "logprobs: true"),
@@ -153,6 +186,14 @@ def test_unknown_paths_and_methods(server: Running):
     assert response.status_code == 405
     assert "GET" in response.json()["error"]["message"]
     assert server.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_the_root_lists_what_there_is(server: Running):
+    paths = server.http.get("/").json()["paths"]
+    for line in paths:
+        method, path = line.split()
+        wrong = "DELETE" if method == "GET" else "GET"
+        assert server.http.request(wrong, path).status_code == 405, f"{path} is there, for {method} only"
 
 
 def test_a_step_that_always_fails_is_a_server_error_and_the_server_goes_on():

@@ -18,7 +18,7 @@ __all__ = ["check"]
 def check(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Scenario files, or directories of them.", metavar="FILE...", show_default=False),
+        typer.Argument(help="Scenario files, or directories of them.", metavar="FILE", show_default=False),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a scenario.")] = False,
 ) -> None:
@@ -26,7 +26,7 @@ def check(
 
     Exits 1 where an answer is wrong, naming scenario, step, expected and actual; 2 where a file cannot be read.
 
-    [bold]headway check tests/conformance[/] runs every scenario of this project.
+    `headway check tests/conformance` runs every scenario of this project.
     """
     scenarios = [scenario for file in files for scenario in load(file)]
     reports = []

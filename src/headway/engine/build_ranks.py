@@ -6,8 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-
 from headway.cache import CacheGeometry, LayerSpec, PrefixCache
 from headway.engine.build_drafts import DraftSource, Measured, planner_of, require_verifiable
 from headway.engine.built import BuiltEngine, after_check, cache_config, vocabulary
@@ -20,7 +18,7 @@ from headway.engine.ray_ranks import RayRanks
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
 from headway.runtime.layout import ModelLayout
-from headway.runtime.loading import layout_without_weights, load_tokenizer, resolve_dtype, resolve_source
+from headway.runtime.loading import layout_without_weights, load_tokenizer, read_device, resolve_dtype, resolve_source
 from headway.runtime.memory import blocks_that_fit, capacity, format_bytes
 from headway.runtime.selfcheck import SelfCheck
 
@@ -69,7 +67,7 @@ def build_on_ranks(
 def _groups(drafts: DraftSource, source: str | None, config: EngineConfig) -> Sequence[LayerSpec]:
     """What the drafter keeps in the cache."""
     folder = Path(resolve_source(source)[1])
-    dtype = resolve_dtype(config.dtype, torch.device(config.device))
+    dtype = resolve_dtype(config.dtype, read_device(config.device))
     return drafts.groups(folder if folder.is_dir() else None, dtype)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headway.cache.eviction import eviction_policy
 from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
 from headway.engine.parallel import ParallelConfig
 from headway.errors import ConfigError
 
-__all__ = ["DRAFT_RULES", "MOST_DRAFT_TOKENS", "EngineConfig"]
+__all__ = ["DRAFT_RULES", "EVICTIONS", "MOST_DRAFT_TOKENS", "EngineConfig"]
+
+EVICTIONS = ("value", "lru")
+"""What `eviction` may be: policies of the cache by name; see `headway.cache.eviction`."""
 
 DRAFT_RULES = ("match", "token", "block")
 """What `draft_rule` may be; see `headway.runtime.drafting.acceptance`."""
@@ -86,7 +88,8 @@ class EngineConfig:
             )
         self._check_drafts()
         check_placement(self.placement)
-        eviction_policy(self.eviction)
+        if self.eviction not in EVICTIONS:
+            raise ConfigError(f"eviction is {self.eviction!r}, it must be {' or '.join(EVICTIONS)}")
         if self.prefix_reuse and not self.chunked_prefill:
             raise ConfigError("prefix_reuse needs chunked_prefill: a reused prefix is continued as a chunk is")
 

@@ -153,10 +153,11 @@ def _entry(name: str) -> dict[str, Any]:
     names = {alias: key for key, entry in models.items() for alias in (key, *entry.get("aliases", ()))}
     key = names.get(name.lower().rpartition("/")[2])
     if key is None:
-        near = get_close_matches(name.lower(), names, n=3, cutoff=0.4) or sorted(models)
+        near = get_close_matches(name.lower(), names, n=3, cutoff=0.0)
         raise ConfigError(
-            f"model {name!r} is not in the catalogue (did you mean {', '.join(near)}?); give --attention-bytes and "
-            f"--state-bytes, or a file that `headway inspect {name} --json` printed"
+            f"model {name!r} is not in the catalogue (nearest: {', '.join(near)}; `headway replay "
+            f"--models` lists all); give --attention-bytes and --state-bytes, or a file that `headway inspect {name} "
+            f"--json` printed"
         )
     return models[key]
 

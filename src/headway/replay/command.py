@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -11,10 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
+from headway.errors import ConfigError
 from headway.replay import options as opt
 from headway.replay.catalogue import Model
-from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
-from headway.replay.record import record_of
+from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace, require_trace
+from headway.replay.record import RunRecord, record_of
 from headway.replay.reporting import write_report
 from headway.replay.result import ReplayResult
 from headway.replay.run import replay_trace
@@ -72,10 +74,12 @@ def replay(
     alignment: opt.Alignment = 1,
     html: opt.Html = None,
     as_json: opt.AsJson = False,
+    models: opt.ListModels = False,
 ) -> None:
     """Replay a request trace through the cache that serves: what hit rate to expect, and where every lost token went.
 
     No accelerator and no weights are needed. Without arguments it replays a generated workload, to show what it says:
+    3,000 requests of the workload `mixed`, Kimi-Linear, and 8 GB for the cache on one rank.
 
         headway replay
 
@@ -94,6 +98,7 @@ def replay(
 
     Hits are counted in whole blocks of the trace. Sizes are those of one rank.
     """
+    require_trace(trace)
     if trace is None and model is None and not (attention_bytes or state_bytes or window):
         model = EXAMPLE_MODEL
         memory = memory or (None if gpu else _EXAMPLE_MEMORY)
@@ -106,25 +111,48 @@ def replay(
     kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
     policies = kinds, eviction, alignment, outputs
     config = ReplayConfig(sized.groups, room, layout, sized.cost, *policies, preset=preset, timing=timing)
-    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
-    requests = requests.cut_answers(max_answer)
+    source = TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer)
+    requests = load_trace(source).cut_answers(max_answer)
     result = _run(requests, config)
     record = record_of(result, config, sized, requests)
     if html is not None:
         write_report([record], html)
+    _tell(record, result, _notes(result, config, sized, requests), as_json)
+
+
+def _tell(record: RunRecord, result: ReplayResult, notes: Sequence[str], as_json: bool) -> None:
+    """Print the result; first of all, requests that no memory of this size could serve."""
     if as_json:
         typer.echo(json.dumps(record.as_dict(), indent=2))
-    else:
-        show(result, Console(), _notes(result, config, sized, requests))
+        return
+    console, requests = Console(), result.whole.requests
+    if result.refused:
+        console.print(f"[bold red]{result.refused:,} of {requests:,} requests are larger than the memory[/]\n")
+    show(result, console, notes)
+
+
+def _require_some(result: ReplayResult, requests: int, room: int | None) -> None:
+    """Refuse to show a table of zeros.
+
+    Raises:
+        ConfigError: No request fits into the memory.
+    """
+    if room is not None and result.refused == requests > 0:
+        raise ConfigError(
+            f"none of the {requests:,} requests fits into {format_size(room)}, the memory of one rank for the cache: "
+            f"give more with --memory, or split the model over more ranks (--tp, --dcp)"
+        )
 
 
 def _run(requests: Trace, config: ReplayConfig) -> ReplayResult:
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("replay", total=len(requests))
-        return replay_trace(
+        result = replay_trace(
             requests, config, clairvoyant=True, progress=lambda done, _: bar.update(task, completed=done)
         )
+    _require_some(result, len(requests), config.memory)
+    return result
 
 
 def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: Trace) -> list[str]:
@@ -140,9 +168,10 @@ def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: T
     ]
     if not model.cost_source:
         notes.append("compute: not known for this model; attention is taken to cost as much as the rest at 100k tokens")
-    if result.refused:
-        notes.append(f"{result.refused:,} requests are larger than the whole memory")
-    notes.append(f"{result.requests_per_second:,.0f} requests a second of processor time")
+    notes.append(
+        f"the replay itself went through {result.requests_per_second:,.0f} requests a second of processor time; that "
+        f"says nothing about the model"
+    )
     return notes
 
 

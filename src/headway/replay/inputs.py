@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway.errors import TraceError
 from headway.replay.generate import generate
 from headway.replay.readers import read_trace
 from headway.replay.trace import Trace
 
-__all__ = ["EXAMPLE_MODEL", "EXAMPLE_REQUESTS", "TraceChoice", "load_trace"]
+__all__ = ["EXAMPLE_MODEL", "EXAMPLE_REQUESTS", "TraceChoice", "load_trace", "require_trace"]
 
 EXAMPLE_MODEL = "kimi-linear"
 """Model of a command without a trace and a model."""
@@ -38,6 +39,16 @@ class TraceChoice:
     limit: int | None = None
     block_tokens: int | None = None
     tokenizer: str | None = None
+
+
+def require_trace(path: Path | None) -> None:
+    """Notice a mistyped trace before anything else is asked for.
+
+    Raises:
+        TraceError: There is no such file or folder.
+    """
+    if path is not None and not path.exists():
+        raise TraceError(f"{path}: there is no such file or folder; without a trace, a generated one is replayed")
 
 
 def load_trace(choice: TraceChoice) -> Trace:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.replay.catalogue import KV_DTYPES, STATE_DTYPES
+from headway.replay.catalogue import KV_DTYPES, STATE_DTYPES, catalogue
 from headway.replay.generate import WORKLOADS
 from headway.replay.presets import PRESETS
 from headway.replay.readers import FORMATS
@@ -30,6 +30,7 @@ __all__ = [
     "Html",
     "KvDtype",
     "Limit",
+    "ListModels",
     "MaxAnswer",
     "MaxRunning",
     "MemorySize",
@@ -56,13 +57,34 @@ def _option(panel: str | None, text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel)
 
 
+def _list_models(asked: bool) -> None:
+    if asked:
+        for name, entry in catalogue()["models"].items():
+            others = ", ".join(entry.get("aliases", ()))
+            typer.echo(f"{name}  (also {others})" if others else name)
+        raise typer.Exit
+
+
 _TRACE, _MODEL, _MEMORY, _POLICY = "Trace", "Model and layout", "Memory", "Policies"
 _CLOCK = "Clock (estimates of time, with --gpu)"
+
+
+def _by_hand(text: str, default: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=_MODEL, show_default=default)
+
 
 TracePath = Annotated[
     Path | None, typer.Argument(help="A trace: a file (plain, .gz or .zst) or a folder. Nothing: a generated one.")
 ]
-FormatName = Annotated[str, _option(_TRACE, f"auto, {', '.join(FORMATS)}.")]
+FormatName = Annotated[
+    str,
+    _option(
+        _TRACE,
+        "Who wrote the trace; auto tells it from the first object. "
+        + "; ".join(f"{name}: {form.summary}" for name, form in FORMATS.items())
+        + ".",
+    ),
+]
 Workload = Annotated[str, _option(_TRACE, f"What to generate without a trace: {', '.join(WORKLOADS)}.")]
 Seed = Annotated[int, _option(_TRACE, "Seed of the generated workload.")]
 Limit = Annotated[int | None, _option(_TRACE, "Requests to replay: all of a trace, 3,000 generated ones.")]
@@ -84,8 +106,10 @@ ModelName = Annotated[
     str | None,
     _option(_MODEL, "A name such as kimi-k3, a checkpoint's folder, a config.json, or what `headway inspect` printed."),
 ]
-AttentionBytes = Annotated[int, _option(_MODEL, "By hand: a token's attention on one rank, before --dcp.")]
-StateBytes = Annotated[int, _option(_MODEL, "By hand: one recurrent state on one rank.")]
+AttentionBytes = Annotated[
+    int, _by_hand("By hand, instead of --model: bytes of a token's attention on one rank, before --dcp.", "none")
+]
+StateBytes = Annotated[int, _by_hand("By hand: bytes of one recurrent state on one rank.", "none")]
 Window = Annotated[list[str] | None, _option(_MODEL, "By hand: BYTES:TOKENS of a sliding window.")]
 Tp = Annotated[int, _option(_MODEL, "Tensor-parallel size.")]
 Dcp = Annotated[int, _option(_MODEL, "Decode-context-parallel size; divides --tp.")]
@@ -97,7 +121,14 @@ StateDtype = Annotated[str, _option(_MODEL, f"Recurrent states: {', '.join(STATE
 
 MemorySize = Annotated[str | None, _option(_MEMORY, "Of one rank, for the cache: 20GB, 16GiB, or endless.")]
 Gpu = Annotated[str | None, _option(_MEMORY, "Instead: a GPU such as h200; weights are taken off.")]
-Gpus = Annotated[int, _option(_MEMORY, "How many, to check: --tp x --pcp.")]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        help="How many GPUs you have, to check the layout: it takes --tp x --pcp.",
+        rich_help_panel=_MEMORY,
+        show_default="not checked",
+    ),
+]
 Weights = Annotated[str | None, _option(_MEMORY, "Bytes of the weights on all GPUs together.")]
 GpuShare = Annotated[float, _option(_MEMORY, "Share of a GPU for weights and cache.")]
 
@@ -111,4 +142,8 @@ PlacementKinds = Annotated[
 Eviction = Annotated[str, _option(_POLICY, "value or lru.")]
 Alignment = Annotated[int, _option(_POLICY, "States can be exported at multiples of that many tokens.")]
 Html = Annotated[Path | None, _option(None, "Write a report with figures to this file.", "--html")]
+ListModels = Annotated[
+    bool,
+    typer.Option("--models", callback=_list_models, is_eager=True, help="List the models that --model knows."),
+]
 AsJson = Annotated[bool, _option(None, "Print one JSON object.", "--json")]

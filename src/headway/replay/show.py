@@ -104,7 +104,7 @@ def _waterfall(figures: Figures) -> Table:
 def _kinds(result: ReplayResult) -> Table:
     table = _table("Checkpoints by kind of placement (whole trace)")
     table.add_column("kind", no_wrap=True)
-    for column in ("taken", "reused", "resumes", "evicted", "of these unused"):
+    for column in ("taken", "reused at least once", "times resumed from", "evicted", "evicted unused"):
         table.add_column(column, justify="right")
     for name, kind in result.kinds.items():
         figures = (kind.taken, kind.reused, kind.resumed, kind.evicted, kind.evicted_unused)
@@ -168,4 +168,4 @@ def _memory(result: ReplayResult) -> str:
     last = result.memory[-1]
     limit = format_size(size) if result.blocks else "endless"
     held = f"{format_size(last.checkpoints)} of it in {last.count:,} checkpoints"
-    return f"memory of one rank: |{graph}| {format_size(last.used)} of {limit} at the end, {held}"
+    return f"memory of one rank, in use over time: |{graph}| {format_size(last.used)} of {limit} at the end, {held}"

@@ -6,14 +6,16 @@ Every failure to load is a `ModelError` of one sentence; the cause stays attache
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,11 +23,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ConfigError, ModelError
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import ModelLayout
+from headway.runtime.sources import BUILTIN, resolve_source
 
 __all__ = [
     "BUILTIN",
@@ -35,13 +39,13 @@ __all__ = [
     "layout_without_weights",
     "load_model",
     "load_tokenizer",
+    "read_device",
     "resolve_device",
     "resolve_dtype",
     "resolve_source",
 ]
 
-BUILTIN = "builtin"
-"""Name of the model that comes with Headway."""
+_HUB_SECONDS = 10.0
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of weights and cache entries by the name that options use; `auto` is fp32 on the CPU, else bf16."""
@@ -81,8 +85,11 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
     target = resolve_device(device)
     weights = resolve_dtype(dtype, target)
     name, path = resolve_source(source)
+    _require_reachable(path)
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # in a file or a pipe it is a heap of lines  # type: ignore[no-untyped-call]
     model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
     tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
     try:
@@ -115,7 +122,8 @@ def layout_without_weights(
         ConfigError: An unknown dtype, or a `tp` that does not fit the model.
     """
     name, path = resolve_source(source)
-    weights = resolve_dtype(dtype, torch.device(device))
+    weights = resolve_dtype(dtype, read_device(device))
+    _require_reachable(path)
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
     config._experts_implementation = "batched_mm"  # the default one looks at numbers, of which there are none
@@ -132,6 +140,7 @@ def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
         ModelError: There is no such model, or it has no tokenizer that can be loaded.
     """
     name, path = resolve_source(source)
+    _require_reachable(path)
     tokenizer: PreTrainedTokenizerBase = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
     return tokenizer
 
@@ -147,31 +156,16 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def resolve_source(source: str | None) -> tuple[str, str]:
-    """Find out what a user means by a model.
-
-    Returns:
-        The model's name, and the directory or hub id to load.
+def read_device(device: str) -> torch.device:
+    """Read a device string, of a device that need not be here.
 
     Raises:
-        ModelError: A path that is not a model, or the built-in model is not part of this installation.
+        ConfigError: It is none.
     """
-    if source is None or source == BUILTIN:
-        path = Path(str(files("headway"))) / "models" / BUILTIN
-        if not (path / "config.json").is_file():
-            raise ModelError("this installation has no built-in model: name one, as a directory or a hub id")
-        return f"headway-{BUILTIN}", str(path)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{source!r} is a directory without a config.json: give one in Hugging Face form")
-        return path.resolve().name, str(path)
-    if path.exists():
-        raise ModelError(f"{source!r} is a file: give the directory that holds the model's config.json")
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
-    if looks_local:
-        raise ModelError(f"there is no directory {source!r}: name one, a hub id, or nothing for the built-in model")
-    return source, source
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"{device!r} is not a device: write cpu, cuda or cuda:1") from error
 
 
 def resolve_device(device: str) -> torch.device:
@@ -180,10 +174,7 @@ def resolve_device(device: str) -> torch.device:
     Raises:
         ConfigError: No such device here.
     """
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"{device!r} is not a device: write cpu, cuda or cuda:1") from error
+    found = read_device(device)
     if found.type == "cuda" and (not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(
             f"device {device!r} is not available here ({torch.cuda.device_count()} CUDA devices): use cpu"
@@ -202,6 +193,29 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype not in DTYPES:
         raise ConfigError(f"{dtype!r} is not a dtype: use auto, {' or '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def _require_reachable(path: str) -> None:
+    """Refuse a name that is no folder, is not in the hub's cache here, and that the hub cannot tell anything about.
+
+    One question to the hub. Without it the library asks six times within a minute, and says so in as many lines.
+    """
+    if Path(path).is_dir() or isinstance(try_to_load_from_cache(path, CONFIG_NAME), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(path, CONFIG_NAME), timeout=_HUB_SECONDS)
+    except (GatedRepoError, EntryNotFoundError):
+        return  # the hub has it: what is wrong with it is told when it is loaded
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"there is no folder {path!r} here, and the hub has no model of that name (or a private one)"
+        ) from error
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"there is no folder {path!r} here, and the hub could not be reached to look for a model of that name: "
+            f"{reason}. Check the name, or give a folder; nothing at all is the built-in model"
+        ) from error
 
 
 def _require_decoder(name: str, config: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +12,10 @@ import torch
 from headway.cache import CacheGeometry, TableGeometry, TableKind
 from headway.errors import ConfigError
 from headway.runtime.arena import row_bytes
+from headway.sizes import format_bytes, parse_bytes
 
 __all__ = ["Capacity", "blocks_that_fit", "capacity", "default_memory", "format_bytes", "parse_bytes"]
 
-_UNITS = {
-    "": 1,
-    "k": 1000,
-    "m": 1000**2,
-    "g": 1000**3,
-    "t": 1000**4,
-    "ki": 1024,
-    "mi": 1024**2,
-    "gi": 1024**3,
-    "ti": 1024**4,
-}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 _CPU_SHARE, _CPU_LIMIT = 0.5, 4 * 1024**3
 """On a CPU the machine's other work needs memory too."""
 _CUDA_SHARE = 0.85
@@ -51,28 +39,6 @@ class Capacity:
     tokens: int
     checkpoint_blocks: int
     checkpoints: int | None
-
-
-def parse_bytes(text: str) -> int:
-    """Read a size such as `4GiB`, `512 MB`, `1.5g` or `1000000`.
-
-    Raises:
-        ConfigError: Anything else.
-    """
-    match = _SIZE.fullmatch(text)
-    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
-    if size <= 0:
-        raise ConfigError(f"{text!r} is not a size: write it like 4GiB, 512MB or 1000000")
-    return size
-
-
-def format_bytes(size: float) -> str:
-    """Write a size for people: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def default_memory(device: torch.device | str) -> int:

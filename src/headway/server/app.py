@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
+from headway import __version__
 from headway.engine import Engine, EngineBusyError, TextTokenizer
 from headway.errors import RequestError
 from headway.server.errors import install_error_handlers
@@ -23,9 +24,19 @@ from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
 from headway.server.recorder import Observers
 from headway.server.service import GenerationService, ServerOptions
 
-__all__ = ["create_app"]
+__all__ = ["PATHS", "create_app"]
 
 logger = logging.getLogger(__name__)
+
+PATHS = {
+    "POST /v1/chat/completions": "answer a conversation",
+    "POST /v1/completions": "continue a text",
+    "GET /v1/models": "the model that is served",
+    "GET /health": "200 while requests are taken, else 503",
+    "GET /metrics": "counters for Prometheus",
+    "POST /reset_prefix_cache": "forget every prefix",
+}
+"""What `GET /` answers: every path, and what it is for."""
 
 _LAST_STEP_SECONDS = 60.0
 """How long a shutdown waits for a step to end. A device that hangs must not keep the process."""
@@ -65,6 +76,10 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
 def _open_routes(engine: Engine, metrics: Metrics) -> APIRouter:
     """What anyone may ask, key or not."""
     router = APIRouter()
+
+    @router.get("/")
+    async def root() -> dict[str, Any]:
+        return {"server": f"headway {__version__}", "paths": PATHS}
 
     @router.get("/health")
     async def health() -> JSONResponse:

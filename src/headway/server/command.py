@@ -7,21 +7,23 @@ import logging
 import signal
 import socket
 import threading
+from typing import TYPE_CHECKING
 
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
 from headway.engine import EngineConfig
-from headway.engine.build import BuiltEngine, build_engine
 from headway.errors import ConfigError, HeadwayError
 from headway.option_records import with_records
-from headway.runtime.command import Inspection
-from headway.runtime.memory import parse_bytes
+from headway.runtime.sources import resolve_source
 from headway.server import options as opt
-from headway.server.app import create_app
 from headway.server.recorder import Recorder, check_recording
-from headway.server.service import ServerOptions
+from headway.sizes import parse_bytes
+
+if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
+    from headway.engine.built import BuiltEngine
+    from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
 
@@ -54,10 +56,10 @@ def serve(
     if config.device == "cpu" and server.log_level != "debug":
         logging.getLogger("transformers").setLevel(logging.ERROR)  # hints at faster kernels, which are for GPUs
     with listener:
-        built = build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
+        built = _build(model, config, console)
         name = server.served_model_name or built.name
         recorder = None if recording.record is None else Recorder(recording.record, recording.record_form, name)
-        options = ServerOptions(name, server.api_key, body_limit, recorder)
+        options = _server_options(name, server.api_key, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, server.log_level, server.grace)
 
@@ -88,6 +90,21 @@ def _engine_config(
         draft_rule=drafts.draft_rule,
         parallel=ranks.config(),
     )
+
+
+def _build(model: str | None, config: EngineConfig, console: Console) -> BuiltEngine:
+    """The engine; a model's path that is not there is told before torch is imported, which takes seconds."""
+    resolve_source(model)
+    console.print("starting ...", highlight=False)
+    from headway.engine.build import build_engine
+
+    return build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
+
+
+def _server_options(name: str, api_key: str | None, body_limit: int, recorder: Recorder | None) -> ServerOptions:
+    from headway.server.service import ServerOptions
+
+    return ServerOptions(name, api_key, body_limit, recorder)
 
 
 def _set_up_logging(level: str, console: Console) -> None:
@@ -127,6 +144,8 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _announce(console: Console, built: BuiltEngine, options: ServerOptions, listener: socket.socket) -> None:
     """Say what the cache holds, how it is run, and how to call the server."""
+    from headway.runtime.overview import Inspection
+
     config, engine = built.engine.config, built.engine
     Inspection(built.name, built.layout, engine.cache.geometry, built.capacity, config.checkpoint_alignment).show(
         console
@@ -138,7 +157,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
         console.print(f"  recording to {options.recorder.path}")
     if built.drafts is not None:
         console.print(f"  drafts: {built.drafts.name}, up to {built.drafts.most} tokens, judged by {config.draft_rule}")
-    console.print(f"  checkpoints at: {', '.join(config.placement)}; evicted by {config.eviction}")
+    console.print(f"  checkpoints at: {', '.join(config.placement)}")
+    console.print(f"  evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     key = "" if options.api_key is None else " -H 'Authorization: Bearer KEY'"
@@ -158,6 +178,8 @@ def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, lo
     Raises:
         HeadwayError: The server could not start.
     """
+    from headway.server.app import create_app
+
     app = create_app(built.engine.start(), built.tokenizer, options)
     server = uvicorn.Server(
         uvicorn.Config(

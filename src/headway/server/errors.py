@@ -72,7 +72,7 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is no {request.url.path} here"
+            message = f"there is no {request.url.path} here; GET / lists what there is"
         elif error.status_code == 405:
             message = f"{request.url.path} does not take {request.method}"
         return JSONResponse(_body(message, error.status_code, None, None), error.status_code, error.headers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -149,7 +151,7 @@ def parse_body(kind: type[RequestT], body: Any) -> RequestT:
     try:
         return kind.model_validate(supported)
     except ValidationError as error:
-        raise _as_request_error(error) from None
+        raise _as_request_error(error, kind) from None
 
 
 _FOREIGN_PARTS = {
@@ -170,7 +172,11 @@ def _refuse_foreign_content(messages: Any) -> None:
             continue
         where = f"messages[{i}]"
         if message.get("role") in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
-            raise RequestError("tool calls are not supported", where, "unsupported_parameter")
+            raise RequestError(
+                f"{where}: tool calls are not supported; put what was called and what came back into the text",
+                where,
+                "unsupported_parameter",
+            )
         for j, part in enumerate(message["content"] if isinstance(message.get("content"), list) else []):
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and kind in _FOREIGN_PARTS:
@@ -181,16 +187,40 @@ def _refuse_foreign_content(messages: Any) -> None:
                 )
 
 
-def _as_request_error(error: ValidationError) -> RequestError:
+def _as_request_error(error: ValidationError, kind: type[BaseModel]) -> RequestError:
     """The fault that went deepest into the body, and best had the right type: of a union's branches, the one meant."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     fault = max(faults, key=lambda f: (sum(isinstance(s, int) for s in f["loc"]), not f["type"].endswith("_type")))
     param = _path(fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return RequestError(f"unknown field {param}", param, "unknown_parameter")
+        return RequestError(f"unknown field {param}{_hint(param, kind)}", param, "unknown_parameter")
     if fault["type"] == "missing":
         return RequestError(f"{param} is missing", param, "missing_required_parameter")
+    expected = _EXPECTED.get(re.sub(r"\[\d+\]", "[]", param))
+    if expected is not None and fault["type"] in _SHAPES:
+        return RequestError(f"{param} must be {expected}", param, "invalid_value")
     return RequestError(f"{param}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", param, "invalid_value")
+
+
+def _hint(param: str, kind: type[BaseModel]) -> str:
+    """What an unknown field may have been meant to be: all fields of `headway`, or the nearest of the body's."""
+    parent, _, name = param.rpartition(".")
+    if parent == "headway":
+        return f"; headway has {', '.join(HeadwayOptions.model_fields)}"
+    near = get_close_matches(name, kind.model_fields, n=1, cutoff=0.7) if not parent else []
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+_SHAPES = {"list_type", "string_type", "model_type", "dict_type", "too_short", "int_type", "model_attributes_type"}
+_EXPECTED = {
+    "messages": 'a list of at least one message, such as [{"role": "user", "content": "Hello"}]',
+    "messages[]": 'an object, such as {"role": "user", "content": "Hello"}',
+    "messages[].content": 'a text, or a list of parts such as {"type": "text", "text": "Hello"}',
+    "messages[].content[]": 'an object, such as {"type": "text", "text": "Hello"}',
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "headway": f"an object with any of {', '.join(HeadwayOptions.model_fields)}",
+}
+"""Fields of a shape that clients get wrong, and what they should be."""
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -42,26 +42,33 @@ def generation_requests(
         "no_store": request.headway.no_store,
     }
     if pin and request.headway.no_store:
-        raise RequestError("pin keeps a prefix and no_store keeps nothing; choose one", "headway.pin")
+        raise RequestError("pin keeps a prefix and no_store keeps nothing; choose one", "headway.pin", "invalid_value")
     size = engine.vocabulary.size
     return [GenerationRequest(sampling=_sampling(request, i, size), **common) for i in range(request.n or 1)]
 
 
 def _max_tokens(request: GenerationFields, prompt: int, model_limit: int) -> int:
-    given = request.max_tokens
+    given, name = request.max_tokens, "max_tokens"
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         if given not in (None, request.max_completion_tokens):
             raise RequestError("max_tokens and max_completion_tokens differ; send one of them", "max_tokens")
-        given = request.max_completion_tokens
-    if given is not None:
-        return given
+        given, name = request.max_completion_tokens, "max_completion_tokens"
     room = model_limit - prompt
+    if given is not None and given > room >= 1:
+        raise RequestError(
+            f"{name} is {given} and the prompt has {prompt} tokens, but this server allows {model_limit} of both "
+            f"together: ask for at most {room}",
+            name,
+            "context_length_exceeded",
+        )
     if room < 1:
         raise RequestError(
             f"the prompt has {prompt} tokens, and this server allows {model_limit} of prompt and answer together",
             "messages" if isinstance(request, ChatRequest) else "prompt",
             "context_length_exceeded",
         )
+    if given is not None:
+        return given
     return room if isinstance(request, ChatRequest) else min(room, _COMPLETION_TOKENS)
 
 

@@ -160,7 +160,7 @@ def _prefixes(run: RunRecord, label: str, *, alone: bool) -> str:
 
 
 def _memory(run: RunRecord, label: str, *, alone: bool) -> str:
-    head = ("kind of checkpoint", "taken", "reused", "resumes", "evicted", "of these unused")
+    head = ("kind of checkpoint", "taken", "reused at least once", "times resumed from", "evicted", "evicted unused")
     rows = [
         [name, *(f"{n:,}" for n in (k.taken, k.reused, k.resumed, k.evicted, k.evicted_unused))]
         for name, k in run.result.kinds.items()
