@@ -88,8 +88,8 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
     _require_reachable(path)
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # in a file or a pipe it is a heap of lines  # type: ignore[no-untyped-call]
+    if not sys.stderr.isatty():  # in a file or a pipe the bar is a heap of lines
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
     tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
     try:
