@@ -160,7 +160,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "vllm serve PATH_OR_HUB_ID" in out
     assert (tmp_path / "advice.md").read_text().strip() in out
     assert (tmp_path / "report.html").exists()
-    for wrong, words in ((["--gpus", "4", "--tp", "2"], "--gpus 4"), (["--running", "-1"], "--running")):
+    for wrong, words in (
+        (["--gpus", "4", "--tp", "2"], "--gpus 4"),
+        (["--running", "-1"], "--running"),
+        (["--limit", "0"], "--limit 0"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["advise", "--limit", "30", "--out", str(tmp_path), *wrong])
         assert ended.value.code == 2
