@@ -13,9 +13,9 @@ from headway.cli import main
 from headway.errors import ConfigError
 from headway.replay import generate
 from headway.replay.advice import Study, Variant, advice_text, study
-from headway.replay.advice.engines import Setup, flags
+from headway.replay.advice.engines import UNSERVED, Setup, beside_running, flags
 from headway.replay.advice.text import split_of
-from headway.replay.record import RunRecord
+from headway.replay.record import GroupSize, RunRecord
 from headway.replay.result import Memory
 from headway.replay.sizing import Hardware, ModelChoice
 from headway.replay.sweep import Point
@@ -87,24 +87,52 @@ def test_gains_and_remarks() -> None:
 def test_flags() -> None:
     values = {"tp": 8, "dcp": 8, "kv_dtype": "fp8", "state_dtype": "bf16"}
     told = flags(Setup("kimi-k3", values, 20 * GB, None, 50_000_000, 3456.0, 1.0, 4))
-    assert told["Headway"] == "headway serve kimi-k3 --dcp 8 --memory 20000000000"
+    assert told["Headway"] == UNSERVED, "headway serve has no tensor parallelism and no fp8"
     assert told["vLLM"] == (
         "vllm serve kimi-k3 --tensor-parallel-size 8 --decode-context-parallel-size 8 --kv-cache-memory-bytes "
-        "20000000000 --kv-cache-dtype fp8 --mamba-cache-mode align --prefix-cache-retention-interval 0 "
-        "--mamba-ssm-cache-dtype bfloat16"
+        "20000000000 --kv-cache-dtype fp8 --enable-prefix-caching --mamba-ssm-cache-dtype bfloat16"
     )
-    # Half of 20 GB is states: 200 of 50 MB, and 5 for each of 4 running requests.
-    assert told["SGLang"].endswith("--mamba-ssm-dtype bfloat16 --max-mamba-cache-size 220")
-    plain = {"tp": 2, "dcp": 1, "kv_dtype": "bf16", "state_dtype": "fp32", "eviction": "lru"}
+    # 4 running requests hold 5 slots of 50 MB each, which leaves 19 GB. Half of that is states: 190 more slots.
+    assert told["SGLang"].endswith("--mamba-ssm-dtype bfloat16 --max-mamba-cache-size 210")
+    plain = {"tp": 1, "dcp": 1, "kv_dtype": "bf16", "state_dtype": "fp32", "eviction": "lru"}
     told = flags(Setup("llama", plain | {"placement": ("prompt_end",)}, None, 0.9, 0, 100.0, 0.0, 16))
     assert told == {
         "Headway": "headway serve llama --placement prompt_end --eviction lru",
-        "vLLM": "vllm serve llama --tensor-parallel-size 2 --gpu-memory-utilization 0.9",
-        "SGLang": "sglang serve --model-path llama --tp-size 2 --mem-fraction-static 0.9",
+        "vLLM": "vllm serve llama --tensor-parallel-size 1 --gpu-memory-utilization 0.9",
+        "SGLang": "sglang serve --model-path llama --tp-size 1 --mem-fraction-static 0.9",
     }
+    fp8 = flags(Setup("llama", plain | {"kv_dtype": "fp8"}, None, None, 0, 1.0, 0.5, 16))
+    assert fp8["Headway"] == UNSERVED
     default = flags(Setup("llama", plain | {"placement": DEFAULT_PLACEMENT}, None, None, 9, 1.0, 0.5, 16))
     assert "--placement" not in default["Headway"]
     assert default["SGLang"].endswith("--mamba-full-memory-ratio 0.5")
+
+
+def test_states_of_running_requests_come_out_of_the_memory() -> None:
+    assert beside_running(20 * GB, 4, 50_000_000) == 19 * GB
+    assert beside_running(20 * GB, 400, 0) == 20 * GB, "a model without states holds none"
+    assert beside_running(1100, 20, 10) == 100
+    with pytest.raises(ConfigError, match="--running 21: their states alone fill the memory; give fewer"):
+        beside_running(1060, 21, 10)
+    seen: list[Point] = []
+    study(K3, Hardware("20GB"), 8, TRACE, pretended(dict.fromkeys((1, 2, 4, 8), 100), seen), running=4)
+    states = sum(getattr(group, "state_bytes", 0) for group in seen[0].config.groups)
+    sglang = {point.config.memory for point in seen if str(point.config.preset).startswith("sglang")}
+    assert sglang == {20 * GB - 5 * 4 * states}
+    with pytest.raises(ConfigError, match="--running 4000"):
+        study(K3, Hardware("20GB"), 8, TRACE, pretended({}, []), running=4000)
+
+
+def test_windows_are_no_states() -> None:
+    windowed = replace(
+        run(), groups=[GroupSize("full", "FullAttention", 8000), GroupSize("w", "SlidingWindow", 9, 0, 9)]
+    )
+    one = Variant("dcp 1", {"tp": 1, "dcp": 1, "kv_dtype": "bf16", "state_dtype": "fp32"}, windowed)
+    text = advice_text(Study(one, [one], one, []), Hardware("20GB"), checkpoint="/models/w", draft=True)
+    assert "mamba-" not in text
+    assert "states to attention" not in text
+    assert "headway serve /models/w --memory 20000000000" in text
+    assert "The draft is not in these commands." in text
 
 
 def test_the_split_is_the_mean_over_the_warm_half() -> None:
@@ -129,10 +157,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         main(["advise", "--limit", "30", "--jobs", "1", "--out", str(tmp_path)])
     out, err = capsys.readouterr()
     assert ended.value.code == 0, err
-    assert "vllm serve kimi-linear" in out
+    assert "vllm serve PATH_OR_HUB_ID" in out
     assert (tmp_path / "advice.md").read_text().strip() in out
     assert (tmp_path / "report.html").exists()
-    for wrong, words in ((["--gpus", "4", "--tp", "2"], "--gpus 4"), (["--running", "-1"], "--running")):
+    for wrong, words in (
+        (["--gpus", "4", "--tp", "2"], "--gpus 4"),
+        (["--running", "-1"], "--running"),
+        (["--limit", "0"], "--limit 0"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["advise", "--limit", "30", "--out", str(tmp_path), *wrong])
         assert ended.value.code == 2

@@ -161,6 +161,7 @@ def test_memory() -> None:
     for hardware, message in (
         (Hardware(), "how much memory"),
         (Hardware("1GB", gpu="h100"), "not both"),
+        (Hardware("1GB", gpus=2, weights="9GB", share=0.5), "--gpus, --weights, --gpu-share: go with --gpu"),
         (Hardware(gpu="abacus"), "unknown GPU"),
         (Hardware(gpu="h100"), "leave nothing"),
         (Hardware(gpu="h200", gpus=3), "tp x pcp = 1"),

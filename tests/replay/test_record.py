@@ -7,7 +7,7 @@ import pytest
 
 from headway.cache import FullAttention, ParallelLayout, Recurrent, SlidingWindow
 from headway.errors import TraceError
-from headway.replay import ReplayConfig, generate, replay_trace
+from headway.replay import ReplayConfig, Roofline, Timing, generate, replay_trace
 from headway.replay.catalogue import model_of
 from headway.replay.record import RunRecord, record_of, settings_of
 
@@ -34,6 +34,7 @@ def test_sizes_of_a_token_and_of_a_checkpoint() -> None:
     mixed = record_of(made.result, replace(CONFIG, groups=groups, layout=LAYOUT), MODEL, generate("chat", 2))
     assert mixed.token_bytes == 100 / 8 + 50
     assert mixed.checkpoint_bytes == 10 * 128 + 7
+    assert mixed.state_bytes == 7, "a window is no state"
 
 
 def test_settings_tell_configurations_apart() -> None:
@@ -50,6 +51,15 @@ def test_settings_tell_configurations_apart() -> None:
     texts = [json.dumps(settings_of(config), sort_keys=True) for config in (CONFIG, *others)]
     assert len(set(texts)) == len(texts)
     assert json.dumps(settings_of(replace(CONFIG)), sort_keys=True) == texts[0]
+
+
+def test_a_clock_is_short_in_a_record_and_whole_in_the_key() -> None:
+    slow, fast = (
+        Timing(Roofline(MODEL.cost, flops, 1e12, 1e9, 1.0, 1.0, 1.0), 2.0, 16, 2048) for flops in (1e15, 2e15)
+    )
+    made = record_of(record().result, replace(CONFIG, timing=slow), MODEL, generate("chat", 2))
+    assert made.policy["timing"] == "clock trace x2, 16 at once, 2048 a step"
+    assert settings_of(replace(CONFIG, timing=slow)) != settings_of(replace(CONFIG, timing=fast))
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,10 @@ def test_sentences() -> None:
         "would reuse 50.0%, so 60% of what this traffic has to give is taken. A cache of the same size that knows the "
         "future reaches 100.0%."
     )
+    vllm = run(300, {"parted": 500, "state_never_taken": 200}, policy={"preset": "vllm"})
+    assert findings.on_rates([vllm], ["this run"]).startswith("The preset vllm reuses 30.0%")
+    assert "To mend it" not in findings.on_waterfall(vllm), "a preset has no --placement"
+    assert "add interval:N to --placement" in findings.on_waterfall(run(300, {"parted": 5, "state_never_taken": 2}))
     assert findings.on_waterfall(run()) == (
         "Of 100 prompt tokens, 50.0 were new: no cache can save them. The largest loss is evicted, 20.0 of 100: was "
         "kept, and had to make room. To mend it: give more memory, split the attention over more ranks (--dcp), or "

@@ -121,5 +121,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     for _ in range(3):
         recorder.request_finished(ended)
     recorder.close()
+    recorder.request_finished(ended)
+    assert recorder._ended.qsize() <= 3, "nobody takes from the queue any more, so nothing is put"
     recorder.close()
     assert any("No space left" in record.getMessage() for record in caplog.records)

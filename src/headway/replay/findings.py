@@ -28,7 +28,7 @@ __all__ = [
 REMEDIES = {
     Reason.EVICTED.value: "give more memory, split the attention over more ranks (--dcp), or make states smaller",
     FORGOTTEN: "give more memory: these prefixes come back long after they had to go",
-    Reason.STATE_NEVER_TAKEN.value: "let more kinds of position have a checkpoint (--placement)",
+    Reason.STATE_NEVER_TAKEN.value: "add interval:N to --placement, or mark breakpoints in requests",
     Reason.LOOKAHEAD.value: "use a draft whose entries do not look ahead (DFlash, DSpark)",
     Reason.STILL_COMPUTING.value: "send what shares a prefix a little apart, or all of it to one server",
     REFUSED: "give at least the memory that the longest prompt needs",
@@ -55,7 +55,7 @@ def on_rates(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     best = best_run(runs)
     whole, future = runs[best].result.whole, runs[best].result.clairvoyant
     share = whole.hit_tokens / max(1, whole.endless_tokens)
-    who = "This cache" if len(runs) == 1 else f"The best of {len(runs)} runs ({labels[best]})"
+    who = _cache(runs[best]) if len(runs) == 1 else f"The best of {len(runs)} runs ({labels[best]})"
     text = (
         f"{who} reuses {whole.token_hit_rate:.1%} of the prompt tokens, which saves {whole.compute_saved:.1%} of the "
         f"prefill compute. An endless memory would reuse {whole.endless_hit_rate:.1%}, so {share:.0%} of what "
@@ -79,7 +79,8 @@ def on_waterfall(run: RunRecord) -> str:
         return f"{text} All others were reused."
     name, tokens = lost[0]
     text += f" The largest loss is {name}, {100 * tokens / total:.1f} of 100: {MEANING[name]}."
-    return f"{text} To mend it: {REMEDIES[name]}." if name in REMEDIES else text
+    fixed = name == Reason.STATE_NEVER_TAKEN.value and run.policy.get("preset")
+    return text if fixed or name not in REMEDIES else f"{text} To mend it: {REMEDIES[name]}."
 
 
 def on_reasons(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
@@ -183,6 +184,11 @@ def on_checkpoints(run: RunRecord) -> str:
         return text
     best, worst = max(rates, key=lambda n: rates[n]), min(rates, key=lambda n: rates[n])
     return f"{text} {best} pays best ({rates[best]:.0%} reused), {worst} least ({rates[worst]:.0%})."
+
+
+def _cache(run: RunRecord) -> str:
+    preset = run.policy.get("preset")
+    return f"The preset {preset}" if preset else "This cache"
 
 
 def _share(run: RunRecord, tokens: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.errors import TraceError
+from headway.errors import ConfigError, TraceError
 from headway.replay.generate import generate
 from headway.replay.readers import read_trace
 from headway.replay.trace import Trace
@@ -56,8 +56,10 @@ def load_trace(choice: TraceChoice) -> Trace:
 
     Raises:
         TraceError: A file that cannot be read as a trace.
-        ConfigError: An unknown format or workload, or a tokenizer that is missing.
+        ConfigError: An unknown format or workload, a tokenizer that is missing, or a limit below 1.
     """
+    if choice.limit is not None and choice.limit < 1:
+        raise ConfigError(f"--limit {choice.limit}: give a number of requests, 1 or more")
     if choice.path is None:
         requests = choice.limit or EXAMPLE_REQUESTS
         return generate(choice.workload, requests, seed=choice.seed, block_tokens=choice.block_tokens or 64)

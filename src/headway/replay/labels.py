@@ -40,4 +40,4 @@ def memory_text(run: RunRecord) -> str:
 
 def _word(key: str, value: Any) -> str:
     text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if key in ("trace", "model", "memory", "eviction", "placement", "preset") else f"{key} {text}"
+    return text if key in ("trace", "model", "memory", "eviction", "placement", "preset", "timing") else f"{key} {text}"

@@ -93,6 +93,11 @@ class RunRecord:
         sizes = (g.bytes * max(1, g.reach - 1) for g in self.groups if g.kind != "FullAttention")
         return sum(sizes)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's recurrent states on one rank; 0 for a model without."""
+        return sum(group.bytes for group in self.groups if group.kind == "Recurrent")
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self) | {"result": self.result.as_dict()}
@@ -132,7 +137,7 @@ def settings_of(config: ReplayConfig) -> dict[str, Any]:
         "layout": asdict(config.layout),
         "memory": config.memory,
         "cost": asdict(config.cost),
-        "policy": _policy(config),
+        "policy": _policy(config) | {"timing": None if config.timing is None else str(config.timing)},
     }
 
 
@@ -184,5 +189,8 @@ def _size(group: LayerSpec) -> GroupSize:
 
 def _policy(config: ReplayConfig) -> dict[str, Any]:
     values = {part.name: getattr(config, part.name) for part in fields(config) if part.name not in _OWN}
+    if config.timing is not None:
+        clock = config.timing
+        values["timing"] = f"clock trace x{clock.speed:g}, {clock.max_running} at once, {clock.step_tokens} a step"
     plain = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values.items()}
     return {name: v if isinstance(v, str | int | float | list | None) else str(v) for name, v in plain.items()}

@@ -21,6 +21,7 @@ __all__ = [
     "format_size",
     "memory_of",
     "parse_size",
+    "refuse_gpu_words",
     "sized_model",
     "weights_of",
 ]
@@ -134,11 +135,14 @@ def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout, *, timed
         timed: The GPU is named for its speed as well, so memory may be given beside it.
 
     Raises:
-        ConfigError: Neither memory nor GPU, unknown weights, or nothing left beside them.
+        ConfigError: Neither memory nor GPU, memory with what only a GPU needs, unknown weights, or nothing left
+            beside them.
     """
     if hardware.memory is not None:
         if hardware.gpu is not None and not timed:
             raise ConfigError("give --memory or --gpu, not both")
+        if not timed:
+            refuse_gpu_words(hardware)
         return None if hardware.memory == "endless" else parse_size(hardware.memory)
     if hardware.gpu is None:
         raise ConfigError("how much memory? Give --memory, of one rank (20GB, or endless), or --gpu NAME")
@@ -151,6 +155,17 @@ def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout, *, timed
             f"{hardware.share:g} for a cache: take more GPUs (a larger --tp), or --weights for smaller weights"
         )
     return left
+
+
+def refuse_gpu_words(hardware: Hardware) -> None:
+    """Refuse what only a GPU needs, where memory is given in bytes.
+
+    Raises:
+        ConfigError: Names the options.
+    """
+    given = {"--gpus": hardware.gpus, "--weights": hardware.weights, "--gpu-share": hardware.share != Hardware.share}
+    if wrong := [option for option, value in given.items() if value]:
+        raise ConfigError(f"{', '.join(wrong)}: go with --gpu, not with --memory")
 
 
 def checked_ranks(hardware: Hardware, layout: ParallelLayout) -> int:

@@ -64,6 +64,7 @@ class Recorder:
         check_recording(path, form)
         self.path, self.written, self.left_out = path, 0, 0
         self._started = time.monotonic()
+        self._failed = False
         self._salted = form == "hashes"
         try:
             self._file = path.open("x", encoding="utf-8")
@@ -75,8 +76,9 @@ class Recorder:
         self._thread.start()
 
     def request_finished(self, result: RequestResult) -> None:
-        """Take a request that ended."""
-        self._ended.put(result)
+        """Take a request that ended; after a failure nobody would write it, so it is dropped."""
+        if not self._failed:
+            self._ended.put(result)
 
     def step_done(self, seconds: float, tokens: int) -> None:
         """Steps are not recorded."""
@@ -93,6 +95,7 @@ class Recorder:
                 self._write(result)
             logger.info("recorded %d requests to %s, left out %d", self.written, self.path, self.left_out)
         except OSError as error:
+            self._failed = True
             logger.error("the recording to %s ends here: %s", self.path, error)
 
     def _write(self, result: RequestResult) -> None:

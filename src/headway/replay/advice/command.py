@@ -16,6 +16,7 @@ from headway.replay import options as opt
 from headway.replay.advice.study import Study, study
 from headway.replay.advice.text import advice_text
 from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
+from headway.replay.model_files import is_model_files
 from headway.replay.record import RunRecord
 from headway.replay.reporting import write_report
 from headway.replay.sizing import Hardware, ModelChoice
@@ -26,7 +27,7 @@ from headway.replay.sweep.workers import Workload
 
 __all__ = ["advise"]
 
-_EXAMPLE_MEMORY = "2GB"
+_EXAMPLE_MEMORY = "8GB"
 
 
 def advise(
@@ -88,14 +89,21 @@ def advise(
     def run(points: Sequence[Point]) -> list[RunRecord]:
         return finish_points(work, points, folder, console, jobs=jobs, ray=ray)
 
-    found = study(choice, hardware, tp or gpus or 1, requests, run, outputs)
-    text = advice_text(found, hardware, running=running)
+    found = study(choice, hardware, tp or gpus or 1, requests, run, outputs, running=running)
+    text = advice_text(found, hardware, running=running, checkpoint=_checkpoint(model), draft=draft is not None)
     (out / "advice.md").write_text(text, encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({"advice": text, "runs": [one.run.as_dict() for one in found.variants]}, indent=2))
     else:
         Console().print(text, highlight=False, markup=False, soft_wrap=True)
     _draw(found, folder, console)
+
+
+def _checkpoint(model: str | None) -> str | None:
+    """The folder of a model that was given as a path; None for one of the catalogue, or bytes."""
+    if model is None or not is_model_files(Path(model)):
+        return None
+    return model if Path(model).is_dir() else str(Path(model).parent)
 
 
 def _draw(found: Study, folder: SweepFolder, console: Console) -> None:

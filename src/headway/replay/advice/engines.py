@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.cache import DEFAULT_PLACEMENT
+from headway.errors import ConfigError
 
-__all__ = ["VERSIONS", "WATCH", "Setup", "flags"]
+__all__ = ["UNSERVED", "VERSIONS", "WATCH", "Setup", "beside_running", "flags"]
 
 VERSIONS = {"Headway": "this release", "vLLM": "0.32", "SGLang": "0.5"}
 """Releases whose flags and metrics are named."""
@@ -35,6 +36,9 @@ WATCH = {
 }
 """By engine: its metrics, and what they say."""
 
+UNSERVED = "not served by this release: tensor parallelism above 1, or fp8 entries (the figures are the cache's own)"
+"""What stands in place of a command that `headway serve` would refuse."""
+
 _SGLANG_SLOTS = 5
 """State slots of a running request with `extra_buffer` and overlapped scheduling."""
 
@@ -44,11 +48,11 @@ class Setup:
     """What an engine should be told.
 
     Attributes:
-        model: The model's name.
+        model: The checkpoint's path, or a placeholder.
         values: Settings of the grid.
         memory: Bytes of one rank for the cache; None for endless.
         share: Share of the GPU's memory for weights and cache where that is how the memory was given, else None.
-        state_bytes: Bytes of a checkpoint on one rank.
+        state_bytes: Bytes of a request's recurrent states on one rank; 0 for a model without.
         token_bytes: Bytes of a token's attention on one rank.
         ratio: Memory of states over memory of attention.
         running: Requests that run at once, for SGLang's state slots.
@@ -69,9 +73,22 @@ def flags(setup: Setup) -> dict[str, str]:
     return {"Headway": _headway(setup), "vLLM": _vllm(setup), "SGLang": _sglang(setup)}
 
 
+def beside_running(memory: int, running: int, state_bytes: int) -> int:
+    """Bytes of SGLang's memory that are left for its cache: running requests hold states in the same memory.
+
+    Raises:
+        ConfigError: They leave no room for two states.
+    """
+    left = memory - _SGLANG_SLOTS * running * state_bytes
+    if left < 2 * state_bytes:
+        raise ConfigError(f"--running {running}: their states alone fill the memory; give fewer")
+    return left
+
+
 def _headway(setup: Setup) -> str:
+    if setup.values["tp"] > 1 or setup.values["kv_dtype"].startswith("fp8"):
+        return UNSERVED
     parts = [f"headway serve {setup.model}"]
-    parts += [f"--dcp {setup.values['dcp']}"] if setup.values["dcp"] > 1 else []
     parts += [f"--memory {setup.memory}"] if setup.memory is not None else []
     placement = tuple(setup.values.get("placement", DEFAULT_PLACEMENT))
     parts += [f"--placement {','.join(placement)}"] if placement != DEFAULT_PLACEMENT else []
@@ -89,7 +106,7 @@ def _vllm(setup: Setup) -> str:
         parts.append(f"--kv-cache-memory-bytes {setup.memory}")
     parts += ["--kv-cache-dtype fp8"] if setup.values["kv_dtype"].startswith("fp8") else []
     if setup.state_bytes:
-        parts.append("--mamba-cache-mode align --prefix-cache-retention-interval 0")
+        parts.append("--enable-prefix-caching")
         parts += ["--mamba-ssm-cache-dtype bfloat16"] if setup.values["state_dtype"] == "bf16" else []
     return " ".join(parts)
 
@@ -109,10 +126,10 @@ def _sglang(setup: Setup) -> str:
 def _split(setup: Setup) -> str:
     """The split of memory: a number of slots where the memory is known, else a ratio.
 
-    Running requests hold slots of the same pool, so theirs come on top of those for the cache.
+    Running requests hold slots of the same pool. Theirs come out of the memory first, the ratio splits what is left.
     """
     if setup.memory is None:
         return f"--mamba-full-memory-ratio {setup.ratio:.2g}"
-    states = setup.memory * setup.ratio / (1 + setup.ratio)
-    slots = max(1, round(states / setup.state_bytes)) + _SGLANG_SLOTS * setup.running
-    return f"--max-mamba-cache-size {slots}"
+    left = beside_running(setup.memory, setup.running, setup.state_bytes)
+    slots = max(1, int(left * setup.ratio / (1 + setup.ratio)) // setup.state_bytes)
+    return f"--max-mamba-cache-size {_SGLANG_SLOTS * setup.running + slots}"

@@ -20,6 +20,7 @@ from typing import Any
 
 from headway.cache import ParallelLayout, Recurrent
 from headway.errors import ConfigError
+from headway.replay.advice.engines import beside_running
 from headway.replay.model_files import is_model_files
 from headway.replay.record import RunRecord
 from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
@@ -78,7 +79,14 @@ Runner = Callable[[Sequence[Point]], Sequence[RunRecord]]
 
 
 def study(
-    choice: ModelChoice, hardware: Hardware, tp: int, trace: Trace, run: Runner, outputs: str | None = None
+    choice: ModelChoice,
+    hardware: Hardware,
+    tp: int,
+    trace: Trace,
+    run: Runner,
+    outputs: str | None = None,
+    *,
+    running: int = 16,
 ) -> Study:
     """Do the runs that matter.
 
@@ -89,9 +97,10 @@ def study(
         trace: The trace.
         run: Does the runs.
         outputs: How answers are read.
+        running: Requests that run at once; in SGLang their states come out of the memory of the cache.
 
     Raises:
-        ConfigError: A model or memory that cannot work.
+        ConfigError: A model or memory that cannot work, or `running` requests whose states fill the memory.
     """
     base: dict[str, Any] = {"tp": tp, "kv_dtype": choice.kv_dtype, "state_dtype": choice.state_dtype}
 
@@ -100,6 +109,7 @@ def study(
         points = [_point(values, choice, hardware, trace, outputs) for values in settings.values()]
         return [Variant(n, v, r) for (n, v), r in zip(settings.items(), run(points), strict=True)]
 
+    left = _left_by_sglang(choice, hardware, tp, running)
     sizes = _allowed(choice, hardware, tp)
     layouts = variants({f"dcp {dcp}": {"dcp": dcp} for dcp in sizes})
     most = max(variant.run.result.whole.compute_saved for variant in layouts)
@@ -107,7 +117,7 @@ def study(
     changes = variants(_changes(best, choice))
     engines = {}
     for name in ENGINES if has_presets() else ():
-        engines[name] = _engine(name, best, variants)
+        engines[name] = _engine(name, best, left, variants)
     return Study(layouts[0], layouts, best, changes, {name: runs for name, runs in engines.items() if runs})
 
 
@@ -132,6 +142,15 @@ def _allowed(choice: ModelChoice, hardware: Hardware, tp: int) -> list[int]:
     return sizes
 
 
+def _left_by_sglang(choice: ModelChoice, hardware: Hardware, tp: int, running: int) -> int | None:
+    """Bytes of a rank that SGLang's running requests leave for its cache; None for endless. States are not split."""
+    layout = ParallelLayout(tp=tp)
+    model = sized_model(choice, layout)
+    memory = memory_of(hardware, model, layout)
+    states = sum(group.state_bytes for group in model.groups if isinstance(group, Recurrent))
+    return None if memory is None else beside_running(memory, running, states)
+
+
 def _changes(best: Variant, choice: ModelChoice) -> dict[str, dict[str, Any]]:
     dcp, memory = {"dcp": best.values["dcp"]}, best.run.memory
     wanted: dict[str, dict[str, Any]] = {"plain LRU": dcp | {"eviction": "lru"}}
@@ -152,14 +171,16 @@ def _has_dtypes(name: str) -> bool:
 
 
 def _engine(
-    name: str, best: Variant, variants: Callable[[Mapping[str, Mapping[str, Any]]], list[Variant]]
+    name: str, best: Variant, left: int | None, variants: Callable[[Mapping[str, Mapping[str, Any]]], list[Variant]]
 ) -> list[Variant]:
-    """Runs of an imitated engine, or none where the preset cannot hold this model."""
+    """Runs of an imitated engine, or none where the preset cannot hold this model; SGLang's in what is `left`."""
     dcp = best.values["dcp"]
     wanted = {f"{name} today": {"preset": name, "dcp": 1}}
     if name == "sglang":
         split = {f"{name}, dcp {dcp}, ratio {r:g}": f"{name},memory_ratio={r}" for r in _RATIOS}
         wanted |= {text: {"preset": preset, "dcp": dcp} for text, preset in split.items()}
+        if left is not None:
+            wanted = {text: change | {"memory": str(left)} for text, change in wanted.items()}
     elif dcp > 1:
         wanted[f"{name}, dcp {dcp}"] = {"preset": name, "dcp": dcp}
     try:

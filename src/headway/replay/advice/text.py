@@ -18,17 +18,25 @@ _WORTH = 0.005
 _NAMES = {"vLLM": "vllm", "SGLang": "sglang"}
 
 
-def advice_text(found: Study, hardware: Hardware, *, running: int = 16) -> str:
+_UNNAMED = "PATH_OR_HUB_ID"
+
+
+def advice_text(
+    found: Study, hardware: Hardware, *, running: int = 16, checkpoint: str | None = None, draft: bool = False
+) -> str:
     """What to set, why, what it gains, and what to watch: Markdown that reads well as plain text.
 
     Args:
         found: The runs.
         hardware: How the memory was given.
         running: Requests that run at once, for engines that give them slots.
+        checkpoint: Path of the model's checkpoint, for the commands; None: a placeholder.
+        draft: The runs have a draft, which the commands cannot name.
     """
     best = found.best
     parts = ["# Advice", "", *_now(found), "", "## What to set", "", *_layout(found), ""]
-    parts += [f"Memory: {on_memory(best.run)}", "", *_commands(found, hardware, running), ""]
+    parts += [f"Memory: {on_memory(best.run)}", "", *_commands(found, hardware, running, checkpoint)]
+    parts += ["The draft is not in these commands.", ""] if draft else [""]
     parts += ["## What it gains", "", *_gains(found), "", "## What more would bring", "", *_options(found), ""]
     parts += ["## What to watch", "", *_watch(best.run), ""]
     return "\n".join(parts)
@@ -72,21 +80,21 @@ def _layout(found: Study) -> Iterator[str]:
     )
 
 
-def _commands(found: Study, hardware: Hardware, running: int) -> Iterator[str]:
+def _commands(found: Study, hardware: Hardware, running: int, checkpoint: str | None) -> Iterator[str]:
     best, run = found.best, found.best.run
     share = None if hardware.gpu is None else hardware.share
-    sizes = (run.checkpoint_bytes, run.token_bytes)
-    setup = Setup(run.model.name, best.values, run.memory, share, *sizes, _best_ratio(found), running)
+    sizes = (run.state_bytes, run.token_bytes)
+    setup = Setup(checkpoint or _UNNAMED, best.values, run.memory, share, *sizes, _best_ratio(found), running)
     for engine, command in flags(setup).items():
         yield f"{engine} ({VERSIONS[engine]}):"
         yield ""
         yield f"    {command}"
         yield ""
-    if run.checkpoint_bytes:
+    if run.state_bytes:
         yield (
             f"Headway and vLLM keep states and attention in one pool: there is no split to set. SGLang has a pool for "
-            f"each: states to attention as {_best_ratio(found):.2g} to 1, and slots for {running} running requests on "
-            f"top."
+            f"each: slots for {running} running requests come out of it, and the rest is split, states to attention as "
+            f"{_best_ratio(found):.2g} to 1."
         )
 
 
@@ -102,8 +110,8 @@ def _gains(found: Study) -> Iterator[str]:
             yield f"- {engine}: not computed: this release does not imitate it for this model"
     yield ""
     yield (
-        "Requests are replayed one after another, on their real prompts: differences between settings are more to be "
-        "trusted than each figure alone."
+        "Requests are replayed one after another (vLLM's with 16 in flight), on their real prompts: differences "
+        "between settings are more to be trusted than each figure alone."
     )
 
 

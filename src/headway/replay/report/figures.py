@@ -79,7 +79,7 @@ def rates(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     with _drawing("rates", 0.9 + 0.34 * len(runs)) as drawing:
         axes, rows = drawing.axes, range(len(runs))
         reused = [run.result.whole.token_hit_rate for run in runs]
-        axes.barh(rows, reused, 0.62, color=_REUSED, label="this cache")
+        axes.barh(rows, reused, 0.62, color=_REUSED, label="reused")
         for row, run in enumerate(runs):
             found, future = run.result.whole, run.result.clairvoyant
             marks = [(found.endless_hit_rate, _INK, "endless memory")]

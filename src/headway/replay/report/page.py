@@ -88,6 +88,7 @@ def _about(runs: Sequence[RunRecord]) -> str:
     text = f"{whole.requests:,} requests, {whole.prompt_tokens:,} prompt tokens; model {models}"
     if len(runs) == 1:
         text += f", {', '.join(f'{k} {v}' for k, v in layout.items())}, {memory_text(runs[0])} a rank"
+        text += f", preset {runs[0].policy['preset']}" if runs[0].policy.get("preset") else ""
     else:
         text += f"; {len(runs)} runs side by side"
     return f'<p class="about">{escape(text)}.</p>'

@@ -22,7 +22,7 @@ from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
 from headway.replay.labels import run_labels
 from headway.replay.record import RunRecord
 from headway.replay.reporting import write_report
-from headway.replay.sizing import Hardware, ModelChoice
+from headway.replay.sizing import Hardware, ModelChoice, refuse_gpu_words
 from headway.replay.sweep.folder import SweepFolder
 from headway.replay.sweep.grid import Grid, Point, numbers, points_of, words
 from headway.replay.sweep.workers import Workload, run_points
@@ -105,7 +105,10 @@ def sweep(
     if memory and gpu:
         raise ConfigError("give --memory or --gpu, not both")
     choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft)
-    points = points_of(grid, choice, Hardware(None, gpu, gpus, weights, gpu_share), requests)
+    hardware = Hardware(None, gpu, gpus, weights, gpu_share)
+    if memory:
+        refuse_gpu_words(hardware)
+    points = points_of(grid, choice, hardware, requests)
     folder = SweepFolder(out)
     work = Workload.of(requests, outputs, clairvoyant=clairvoyant)
     runs = finish_points(work, points, folder, console, jobs=jobs, ray=ray)
