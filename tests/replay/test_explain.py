@@ -45,7 +45,7 @@ def test_the_first_to_part_pays_and_leaves_a_junction() -> None:
     assert (20, "taken", "junction") in marks(story)
     assert (20, "resident", "") in marks(story)
     assert "2 requests, from 0 to 1" in said(story)
-    assert "no checkpoint was taken there; let more kinds of position have a checkpoint" in said(story)
+    assert "no checkpoint was taken there; add interval:N to --placement" in said(story)
 
 
 def test_the_next_one_resumes_there() -> None:
