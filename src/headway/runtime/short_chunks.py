@@ -6,14 +6,17 @@ CPU time, where one of 1 token takes 14. The same modules hold the recurrent for
 which is a few small products a token: with it 5 tokens take 15 ms, and 16 take 20. Verifying a draft, and going on
 behind a prefix hit with few tokens left, are exactly such short chunks.
 
-The library has no switch for it, so its module's function is replaced for the length of one forward, which runs alone
-(`headway.runtime.attention.AttentionSwitch`). Rejected: computing short chunks token by token, which repeats the whole
-model for each; and a recurrent function of our own, which would be one more thing to keep equal to the library's.
+The library has no switch for it, so its module's function is replaced, once, by one that chooses: the recurrent form
+in a thread that runs a forward of a short chunk, else what was there. Rejected: replacing it for the length of a
+forward (ranks that are threads of one process take each other's form away), computing short chunks token by token,
+which repeats the whole model for each; and a recurrent function of our own, which would be one more thing to keep
+equal to the library's.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -33,29 +36,48 @@ _PAIRS = (
 )
 
 
+_installing = threading.Lock()
+
+
+class _Choice(threading.local):
+    """What this thread computes."""
+
+    short = False
+
+
+_choice = _Choice()
+
+
 @contextmanager
 def short_chunks(model: PreTrainedModel, tokens: int) -> Iterator[None]:
-    """Let a forward of `tokens` tokens a row use the recurrent form where that is faster. Not thread-safe."""
+    """Let a forward of `tokens` tokens a row, in this thread, use the recurrent form where that is faster."""
     if not 1 < tokens <= MOST_TOKENS or model.device.type != "cpu":
         yield
         return
-    home = sys.modules[type(model).__module__]
-    pairs = [(chunk, recurrent) for chunk, recurrent in _PAIRS if hasattr(home, chunk) and hasattr(home, recurrent)]
-    before = {chunk: getattr(home, chunk) for chunk, _ in pairs}
+    _install(sys.modules[type(model).__module__])
+    _choice.short = True
     try:
-        for chunk, recurrent in pairs:
-            setattr(home, chunk, _recurrent(home, recurrent))
         yield
     finally:
-        for chunk, function in before.items():
-            setattr(home, chunk, function)
+        _choice.short = False
 
 
-def _recurrent(home: ModuleType, name: str) -> Callable[..., Any]:
-    recurrent = getattr(home, name)
+def _install(home: ModuleType) -> None:
+    """Replace the chunk functions of a model's module by ones that choose, where that has not been done yet."""
+    with _installing:
+        for chunk, recurrent in _PAIRS:
+            function = getattr(home, chunk, None)
+            if function is not None and hasattr(home, recurrent) and not hasattr(function, "headway_chooses"):
+                setattr(home, chunk, _choosing(function, getattr(home, recurrent)))
 
-    @wraps(recurrent)
-    def compute(*args: Any, chunk_size: int | None = None, **kwargs: Any) -> Any:
+
+def _choosing(chunks: Callable[..., Any], recurrent: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(chunks)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if not _choice.short:
+            return chunks(*args, **kwargs)
+        kwargs.pop("chunk_size", None)
         return recurrent(*args, **kwargs)
 
+    compute.headway_chooses = True  # type: ignore[attr-defined]
     return compute

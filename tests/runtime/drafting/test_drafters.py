@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +127,21 @@ def test_short_chunks_give_the_same_in_recurrent_form(name: str, monkeypatch: py
                 found.append(model(input_ids=tokens[:, 24:], cache=cache, use_cache=True)["logits"])
     assert not torch.equal(found[0], found[1]), "the form did not change"
     assert torch.allclose(found[0], found[1], atol=2e-4)
+
+
+def test_the_form_is_that_of_one_thread_alone() -> None:
+    """Ranks that are threads of one process must not change each other's computation."""
+    model = tiny_model("KimiLinear")
+    tokens = torch.randint(3, 256, (1, 12), generator=torch.Generator().manual_seed(1))
+
+    def compute() -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = model(input_ids=tokens, use_cache=False)["logits"]
+        return logits
+
+    plain = compute()
+    with ThreadPoolExecutor(1) as other, short_chunks(model, 12):
+        beside, own = other.submit(compute).result(), compute()
+    assert torch.equal(beside, plain)
+    assert not torch.equal(own, plain)
+    assert torch.equal(compute(), plain)
