@@ -75,7 +75,7 @@ def test_models(client: openai.OpenAI):
 
 def test_errors_are_the_clients_own(server: Running, client: openai.OpenAI):
     messages = [{"role": "user", "content": "Hello"}]
-    with pytest.raises(openai.BadRequestError, match="tool calls are not supported") as refused:
+    with pytest.raises(openai.BadRequestError, match="tools is not supported here") as refused:
         client.chat.completions.create(
             model="fake", messages=messages, tools=[{"type": "function", "function": {"name": "f"}}]
         )
