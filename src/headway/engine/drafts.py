@@ -2,8 +2,7 @@
 
 The budget is that of DSpark, for any drafter: the most tokens a second that can be expected, from what drafts of
 *earlier* steps say about each request (`RunningRequest.survival`), never from the draft at hand, which would bend the
-distribution
-of sampled answers. Two things are this engine's own:
+distribution of sampled answers. Two things are this engine's own:
 
 - Rows that compute equally many tokens run as one forward, others apart (`headway.runtime.plan`). So what is chosen is
   one *width* for all rows, pending tokens and draft together, and not a length for each request by itself, which would

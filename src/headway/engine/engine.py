@@ -106,11 +106,6 @@ class Engine:
         return self._scheduler.cache
 
     @property
-    def sound(self) -> bool:
-        """Whether the engine's thread has met no fault of its own."""
-        return self._failure is None
-
-    @property
     def failure(self) -> BaseException | None:
         """What ended the engine's thread, if it did not end as it was told to."""
         return self._failure

@@ -30,8 +30,7 @@ __all__ = ["Judge", "ModelRunner", "cache_argument"]
 
 Judge = Callable[[ForwardPlan, torch.Tensor], NDArray[np.bool_]]
 """Called after a forward with its plan and its logits, float32 [rows, tokens or 1, vocab]: bool [rows], whether the
-states
-that the forward left count. Where they do not, the row's running state stays as it was before."""
+states that the forward left count. Where they do not, the row's running state stays as it was before."""
 
 
 class ModelRunner:

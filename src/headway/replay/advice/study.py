@@ -24,7 +24,7 @@ from headway.replay.advice.engines import beside_running
 from headway.replay.model_files import is_model_files
 from headway.replay.record import RunRecord
 from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
-from headway.replay.sweep.grid import Grid, Point, has_presets, points_of
+from headway.replay.sweep.grid import Grid, Point, points_of
 from headway.replay.trace import Trace
 
 __all__ = ["ENGINES", "Study", "Variant", "study"]
@@ -116,7 +116,7 @@ def study(
     best = next(v for v in layouts if v.run.result.whole.compute_saved >= most - _ENOUGH)
     changes = variants(_changes(best, choice))
     engines = {}
-    for name in ENGINES if has_presets() else ():
+    for name in ENGINES:
         engines[name] = _engine(name, best, left, variants)
     return Study(layouts[0], layouts, best, changes, {name: runs for name, runs in engines.items() if runs})
 

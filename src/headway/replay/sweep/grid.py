@@ -17,7 +17,7 @@ from headway.replay.scaling import ReplayConfig, scale
 from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
 from headway.replay.trace import Trace
 
-__all__ = ["Grid", "Point", "fingerprint", "has_presets", "numbers", "points_of", "words"]
+__all__ = ["Grid", "Point", "fingerprint", "numbers", "points_of", "words"]
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,6 @@ def fingerprint(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def has_presets() -> bool:
-    """Whether a replay can imitate other engines."""
-    return "preset" in {part.name for part in fields(ReplayConfig)}
-
-
 def words(option: str, text: str) -> list[str]:
     """The values of an option, separated by commas.
 
@@ -144,7 +139,5 @@ def _configured(
     memory = memory_of(hardware if values["memory"] is None else Hardware(values["memory"]), model, layout)
     policy = {name: values[name] for name in ("placement", "eviction", "alignment")}
     if values["preset"] is not None:
-        if not has_presets():
-            raise ConfigError(f"preset {values['preset']!r}: this release has no presets of other engines")
         policy["preset"] = values["preset"]
     return ReplayConfig(model.groups, memory, layout, model.cost, outputs=outputs, **policy), model

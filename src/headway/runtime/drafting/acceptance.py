@@ -9,9 +9,8 @@ temperature, penalties and cuts. Three rules:
             drafts, and goes on as long as the draft says the same. So the answer is, token for token, the one without
             drafts; a preempted request goes on as if nothing had been. The drafter need not draw: its likeliest token
             is the best guess. It needs no function here.
-    token   Leviathan et al., arXiv 2211.17192: accept x with probability min(1, p_t(x) / p_d(x)); at the first
-    rejection
-            draw from max(p_t - p_d, 0).
+    token   Leviathan et al., arXiv 2211.17192: accept x with probability min(1, p_t(x) / p_d(x)); at the
+            first rejection draw from max(p_t - p_d, 0).
     block   Sun et al., arXiv 2403.10444: the whole draft is judged at once; never fewer accepted in expectation.
 
 `token` and `block` accept more where the target is not sure (1 - TV(p_t, p_d) against p_t of the likeliest draft), and

@@ -19,8 +19,7 @@ __all__ = ["Attend", "DraftLayer", "DraftNorm", "LayerShape", "attend"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From a layer's queries [rows, tokens, heads, width] and its new keys and values [rows, tokens, kv heads, width] to
-what it
-attends, [rows, tokens, heads, width]."""
+what it attends, [rows, tokens, heads, width]."""
 
 
 @dataclass(frozen=True)
