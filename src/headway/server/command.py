@@ -53,10 +53,8 @@ def serve(
     console = Console(stderr=True)
     _set_up_logging(server.log_level, console)
     listener = _bind(server.host, server.port)  # before the model is loaded: that may take minutes
-    if config.device == "cpu" and server.log_level != "debug":
-        logging.getLogger("transformers").setLevel(logging.ERROR)  # hints at faster kernels, which are for GPUs
     with listener:
-        built = _build(model, config, console)
+        built = _build(model, config, console, hints=server.log_level == "debug")
         name = server.served_model_name or built.name
         recorder = None if recording.record is None else Recorder(recording.record, recording.record_form, name)
         options = _server_options(name, server.api_key, body_limit, recorder)
@@ -92,12 +90,14 @@ def _engine_config(
     )
 
 
-def _build(model: str | None, config: EngineConfig, console: Console) -> BuiltEngine:
+def _build(model: str | None, config: EngineConfig, console: Console, *, hints: bool) -> BuiltEngine:
     """The engine; a model's path that is not there is told before torch is imported, which takes seconds."""
     resolve_source(model)
     console.print("starting ...", highlight=False)
     from headway.engine.build import build_engine
 
+    if config.device == "cpu" and not hints:  # at faster kernels, which are for GPUs; importing transformers resets it
+        logging.getLogger("transformers").setLevel(logging.ERROR)
     return build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
 
 
