@@ -124,6 +124,13 @@ class Executor(Protocol):
             Exception: The step failed. Nothing of it counts, and blocks that it was to write hold anything.
         """
 
+    def check(self) -> None:
+        """Look, between steps, whether all that is needed for the next one is there. Returns at once.
+
+        Raises:
+            RanksLostError: It is not, and what all blocks hold is lost: only `restart` helps.
+        """
+
     def restart(self) -> None:
         """Make an executor that lost its ranks ready for steps again, with blocks that hold anything.
 

@@ -48,8 +48,11 @@ class LocalExecutor:
                     logprobs[place] = TokenLogprob(record.token, record.logprob, record.top)
         return StepOutput(sampled, logprobs)
 
-    def restart(self) -> None:
+    def check(self) -> None:
         """Do nothing: the one rank is this process, and cannot be lost."""
+
+    def restart(self) -> None:
+        """Do nothing, as `check`."""
 
     def close(self) -> None:
         """Let go of the model and its memory."""

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from headway.errors import ConfigError
 
-__all__ = ["Rendezvous", "TorchCommunicator", "join_group", "leave_group"]
+__all__ = ["CollectiveError", "Rendezvous", "TorchCommunicator", "join_group", "leave_group"]
+
+
+class CollectiveError(RuntimeError):
+    """A collective failed on this rank. Nobody knows what became of it on the others: the group is of no use now."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,16 @@ def leave_group() -> None:
 
 
 class TorchCommunicator:
-    """The ranks of the process's default group (see `headway.runtime.context_parallel.Communicator`)."""
+    """The ranks of the process's default group (see `headway.runtime.context_parallel.Communicator`).
+
+    Every method raises `CollectiveError` if the collective fails.
+
+    Attributes:
+        begun: Collectives that this process has begun, in all of its groups. A backend that does not block pairs
+            collectives by their order alone, so ranks that differ here would take each other's numbers.
+    """
+
+    begun: ClassVar[int] = 0
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -84,18 +99,31 @@ class TorchCommunicator:
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Give every rank every part: [...] to [size, ...]."""
-        gathered = part.new_empty((self.size, *part.shape))
-        dist.all_gather(list(gathered), part.contiguous())
+        gathered, part = part.new_empty((self.size, *part.shape)), part.contiguous()
+        with _counted():
+            dist.all_gather(list(gathered), part)
         return gathered
 
     def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
         """Sum over ranks of the row that has this rank's number: [size, ...] to [...]."""
-        summed = torch.empty_like(parts[0])
-        dist.reduce_scatter(summed, list(parts.contiguous()))
+        summed, parts = torch.empty_like(parts[0]), parts.contiguous()
+        with _counted():
+            dist.reduce_scatter(summed, list(parts))
         return summed
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
         """Send row r to rank r: [size, ...] to [size, ...]."""
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts.contiguous())
+        received, parts = torch.empty_like(parts), parts.contiguous()
+        with _counted():
+            dist.all_to_all_single(received, parts)
         return received
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """Count a collective that begins here. What fails before, memory for its result for example, has begun none."""
+    TorchCommunicator.begun += 1
+    try:
+        yield
+    except Exception as error:
+        raise CollectiveError(f"{type(error).__name__}: {error}") from error
