@@ -33,14 +33,14 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
-from headway.engine import ParallelConfig, SampleSpec, StepOutput, StepWork
+from headway.engine import ParallelConfig, StepOutput, StepWork
 from headway.engine.build_drafts import DraftSource
 from headway.engine.rank import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
 from headway.engine.ranked import RankedExecutor
 from headway.runtime.attention import Scores
 from headway.runtime.context_parallel import FORMS, HeadMerge, Partial, partial_attention
 from headway.runtime.distributed import Rendezvous, join_group, leave_group
-from headway.runtime.sampling import SamplingParams
+from headway.runtime.sampling import SampleRow, SamplingParams
 
 HISTORY = 4096
 SPAWN = multiprocessing.get_context("spawn")
@@ -132,7 +132,7 @@ def decoding(rows: int, geometry: CacheGeometry, params: SamplingParams) -> Step
     )
     tables = [np.zeros((rows, width + 10), dtype=np.int32), np.zeros((rows, 8), dtype=np.int32)]
     prompt, output = np.zeros(HISTORY - 100, dtype=np.int32), np.zeros(100, dtype=np.int32)
-    sample = SampleSpec(params, 5, prompt, output)
+    sample = SampleRow(params, 5, prompt, output)
     return StepWork(step, tables, [np.ones(1, dtype=np.int32)] * rows, [sample] * rows)
 
 

@@ -21,9 +21,8 @@ import torch
 from headway.cache import CacheGeometry, ParallelLayout, StateExport, Step, TableKind
 from headway.engine.build_drafts import DraftSource, Measured, speculator_of
 from headway.engine.drafts import StepCosts
-from headway.engine.executor import DraftOutput, SampleSpec, StepOutput, StepWork
+from headway.engine.executor import DraftOutput, StepOutput, StepWork
 from headway.engine.local import LocalExecutor
-from headway.engine.request import TokenLogprob
 from headway.engine.wire import Codec
 from headway.errors import ConfigError, HeadwayError, ModelError
 from headway.runtime.context_parallel import HeadMerge
@@ -32,7 +31,7 @@ from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
 from headway.runtime.memory import default_memory
 from headway.runtime.runner import IN_FORWARD, ModelRunner
-from headway.runtime.sampling import SamplingParams
+from headway.runtime.sampling import SampleRow, SamplingParams, TokenLogprob
 from headway.runtime.selfcheck import SelfCheck, Verdict, self_check
 
 __all__ = [
@@ -179,7 +178,7 @@ CODEC = Codec(
     (
         *(Load, Rendezvous, Loaded, SelfCheck, Verdict),
         *(Prepare, DraftSource, Prepared, Measured, StepCosts),
-        *(StepWork, Step, StateExport, SampleSpec, SamplingParams),
+        *(StepWork, Step, StateExport, SampleRow, SamplingParams),
         *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault, Place, Answer),
     )
 )
@@ -206,8 +205,8 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
         ),
         tables=[table[step.rows, :count] for table, count in zip(work.tables, columns, strict=True)],
         samples=[
-            spec if spec is None or len(tokens) < count else _needed(spec)
-            for spec, tokens, count in zip(work.samples, work.tokens, step.counts, strict=True)
+            row if row is None or len(tokens) < count else _needed(row)
+            for row, tokens, count in zip(work.samples, work.tokens, step.counts, strict=True)
         ],
         leases=np.asarray(step.rows, dtype=np.int64),
     )
@@ -216,11 +215,10 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
-def _needed(spec: SampleSpec) -> SampleSpec:
-    params = spec.params
-    if params is None or (params.greedy and not params.shapes_logits):
-        return replace(spec, prompt=_NOTHING, output=_NOTHING)
-    return spec if params.shapes_logits else replace(spec, prompt=_NOTHING)
+def _needed(row: SampleRow) -> SampleRow:
+    if row.params.shapes_logits:
+        return row
+    return replace(row, prompt=_NOTHING, output=_NOTHING if row.params.greedy else row.output)
 
 
 class Rank:
