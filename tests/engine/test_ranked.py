@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -220,6 +221,33 @@ def test_a_rank_that_is_gone_between_steps(executor: RankedExecutor, launched: l
     assert launched[0].killed
     executor.restart()
     executor.check()
+
+
+@pytest.mark.parametrize(("deaths", "survives"), [(2, True), (3, False)])
+def test_ranks_that_are_lost_while_they_start_are_started_again_but_not_for_ever(
+    executor: RankedExecutor, launched: list[ScriptedRanks], deaths: int, survives: bool
+) -> None:
+    def send(ranks: ScriptedRanks, message: bytes, timeout: float) -> None:
+        if len(launched) <= 1 + deaths:  # the first group is that of the fixture
+            raise RanksLostError("rank 0 was ended by SIGKILL")
+        ScriptedRanks.send(ranks, message, timeout)
+
+    launch = executor._launch
+
+    def launch_dying() -> ScriptedRanks:
+        ranks = launch()
+        assert isinstance(ranks, ScriptedRanks)
+        ranks.send = partial(send, ranks)  # type: ignore[method-assign]
+        return ranks
+
+    executor._launch = launch_dying
+    if survives:
+        executor.restart()
+        assert executor.run(some_work()).sampled.tolist() == [5]
+    else:
+        with pytest.raises(RanksLostError, match="SIGKILL"):
+            executor.restart()
+    assert [ranks.killed for ranks in launched] == [*[True] * (1 + deaths), *[False] * survives]
 
 
 def test_a_model_that_a_rank_refuses_is_refused_as_if_it_were_here(

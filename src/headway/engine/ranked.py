@@ -26,6 +26,7 @@ the thread that has to notice it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -51,10 +52,14 @@ from headway.runtime.distributed import Rendezvous
 
 __all__ = ["RankGroup", "RankedExecutor"]
 
+logger = logging.getLogger(__name__)
+
 _LOAD_SECONDS = 3600.0
 """Patience while a model is loaded, which may have to be fetched first. A rank that dies is noticed at once."""
 _MEETING_SECONDS = 120.0
 """Least patience of a collective: the first one waits for ranks that are still importing their libraries."""
+_STARTS = 3
+"""How often in a row ranks are started in the place of lost ones. What ends them so early may well do it again."""
 _GRACE_SECONDS = 10.0
 """After the first fault of a step, ranks that wait in a collective for the faulty one get this long to answer."""
 
@@ -176,15 +181,22 @@ class RankedExecutor:
             raise
 
     def restart(self) -> None:
-        """Replace all ranks by new ones, whose memory is empty.
+        """Replace all ranks by new ones, whose memory is empty. Some of these may be lost again, but not for ever.
 
         Raises:
             HeadwayError: They cannot be started.
         """
         assert self._geometry is not None, "`prepare` comes before a restart"
         assert self._room is not None
-        self.load()
-        self.prepare(self._geometry, self._room)
+        for left in reversed(range(_STARTS)):
+            try:
+                self.load()
+                self.prepare(self._geometry, self._room)
+                break
+            except RanksLostError as error:
+                if not left:
+                    raise
+                logger.error("new ranks are lost while they start, which is tried again: %s", error)
 
     def close(self) -> None:
         """End the ranks. May be called again."""

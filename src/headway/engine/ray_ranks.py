@@ -136,9 +136,12 @@ class RayRanks:
 
     def check(self) -> None:
         """Look whether all ranks are there (see `RankGroup.check`): what was asked in one call is read in the next."""
-        if not self._asked:
-            self._asked = {actor.there.remote(): rank for rank, actor in enumerate(self.actors)}
-        ready, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0.0)
+        try:
+            if not self._asked:
+                self._asked = {actor.there.remote(): rank for rank, actor in enumerate(self.actors)}
+            ready, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0.0)
+        except self._ray.exceptions.RayError as error:
+            raise RanksLostError(f"the Ray cluster does not answer: {error}") from error
         for each in ready:
             self._result(self._asked.pop(each), each)
 
