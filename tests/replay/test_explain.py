@@ -82,6 +82,14 @@ def test_what_had_to_go_is_named_with_its_age() -> None:
     assert "[0, 60) evicted: the prompt_end checkpoint at 60 was evicted 1.0 s ago" in said(story)
 
 
+def test_of_several_that_had_to_go_the_latest_is_named() -> None:
+    """Two prompts push each other out twice; the fifth request comes back to what went a second ago."""
+    one, other = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
+    story = tell(made([one, other, one, other, one]), replace(CONFIG, memory=500_000, eviction="lru"), 4)
+    assert sorted(mark.ago for mark in story.marks if mark.what == "gone") == [1.0, 3.0]
+    assert "checkpoint at 60 was evicted 1.0 s ago" in said(story)
+
+
 @pytest.mark.parametrize("memory", [3_000_000, None])
 def test_stories_add_up_to_the_replay(memory: int | None) -> None:
     trace, config = generate("mixed", 30, seed=12), replace(CONFIG, memory=memory)
