@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from headway.cache import ComputeCost, FullAttention, LayerSpec, ParallelLayout, Recurrent
 from headway.errors import ConfigError
 from headway.replay.gpus import Gpu
+from headway.replay.specs import reach_of
 
 __all__ = ["Roofline", "Timing", "roofline_of"]
 
@@ -139,7 +140,7 @@ def roofline_of(
         elif isinstance(group, FullAttention):
             token += group.bytes_per_token / (layout.shards if group.sharded else 1)
         else:
-            windows.append((float(group.bytes_per_token), _reach(group)))
+            windows.append((float(group.bytes_per_token), reach_of(group)))
     ranks = layout.tp * layout.pcp
     in_fp8 = gpu.fp8_flops is not None and weight_bytes / parameters < _FP8_WEIGHT
     peak = gpu.fp8_flops if in_fp8 and gpu.fp8_flops is not None else gpu.bf16_flops
@@ -158,7 +159,3 @@ def roofline_of(
             f"{reached[0]:.0%} and {reached[1]:.0%} are taken to be reached"
         ),
     )
-
-
-def _reach(group: LayerSpec) -> int:
-    return int(getattr(group, "window", 0) or getattr(group, "chunk", 0))
