@@ -2,11 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.replay.results import GB, run
+from tests.replay.results import GB, latency, run
 
 from headway.cli import main
 from headway.errors import ConfigError
@@ -103,6 +104,36 @@ def test_many_runs_show_the_best_and_the_worst() -> None:
     assert "41 GB" not in page
     for memory in ("1 GB", "40 GB"):
         assert page.count(f">{memory}<") >= 2, "both ends are in the figures and in the table"
+
+
+def test_times_are_shown_where_there_are_any() -> None:
+    assert "How long requests wait" not in read(report_page([run()])).text
+    alone = read(report_page([run(latency=latency(0.2))]))
+    assert "half of the requests have their first token within 200 ms and 95% within 400 ms" in alone.text
+    assert "Times are estimates: roofline of a toy." in alone.text
+    assert "The ranks are busy 50% of the time." in alone.text
+    assert len(alone.ids) == len(set(alone.ids))
+    runs = [run(latency=latency(4.0, busy=1.0)), run(memory=7 * GB), run(memory=9 * GB, latency=latency(0.3))]
+    page = read(report_page(runs)).text
+    assert "20 GB: By estimate, half of the requests have their first token within 4 s" in page
+    assert "requests come as fast as they are computed, or faster" in page
+    assert "0.9 s" not in page
+    assert "900 ms" in page, "99% of the run with 9 GB"
+
+
+def test_refused_requests_are_neither_new_nor_savable() -> None:
+    """Of 1,000 tokens 300 are refused, of which an endless memory would reuse 100; 400 are new, 100 evicted."""
+    refused = run(200, {"parted": 400, "evicted": 100, "refused": 300}, refused=2)
+    refused = replace(refused, result=replace(refused.result, whole=replace(refused.result.whole, endless_tokens=400)))
+    text = findings.on_waterfall(refused)
+    assert "Of 100 prompt tokens, 40.0 were new" in text
+    assert "2 of 10 requests were refused, with 30.0 of 100 tokens: larger than the memory." in text
+    assert "The largest loss is evicted, 10.0 of 100" in text
+    assert findings.losses(refused) == [("evicted", 100)]
+    page = read(report_page([refused])).text
+    assert "endless memory 40.0%" in page, "not 60%: what was refused would not all be reused"
+    only = run(0, {"parted": 400, "refused": 600}, refused=3)
+    assert "All others were reused" not in findings.on_waterfall(only)
 
 
 def test_no_runs() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cache import Reason
+from headway.replay.clock.latency import Latency
 from headway.replay.labels import memory_text
 from headway.replay.record import RunRecord
 from headway.replay.result import FORGOTTEN, REFUSED
-from headway.replay.show import MEANING, UNSAVABLE
+from headway.replay.show import MEANING, UNSAVABLE, format_seconds
 from headway.replay.sizing import format_size
 
 __all__ = [
@@ -21,8 +22,11 @@ __all__ = [
     "on_prefixes",
     "on_rates",
     "on_reasons",
+    "on_refused",
     "on_time",
+    "on_waits",
     "on_waterfall",
+    "waits",
 ]
 
 REMEDIES = {
@@ -36,12 +40,14 @@ REMEDIES = {
 """What an operator can do about each line that a memory could save."""
 
 _FLAT = 0.02
+_FULL = 0.95
+"""Share of the time from which on ranks count as fully busy."""
 _TREND = 5
 
 
 def losses(run: RunRecord) -> list[tuple[str, int]]:
-    """The lines that a memory could have saved, the largest first."""
-    lines = [(name, tokens) for name, tokens in run.result.whole.lost.items() if name not in UNSAVABLE]
+    """The lines that a cache could have saved, the largest first. What was refused is none of them: `on_refused`."""
+    lines = [(name, n) for name, n in run.result.whole.lost.items() if name not in (*UNSAVABLE, REFUSED)]
     return sorted(lines, key=lambda line: -line[1])
 
 
@@ -75,12 +81,53 @@ def on_waterfall(run: RunRecord) -> str:
     total = max(1, whole.prompt_tokens)
     never = sum(tokens for name, tokens in whole.lost.items() if name in UNSAVABLE)
     text = f"Of 100 prompt tokens, {100 * never / total:.1f} were new: no cache can save them."
+    text += f" {on_refused(run)}" if run.result.refused else ""
     if not lost:
-        return f"{text} All others were reused."
+        return f"{text} All others were reused." if whole.hit_tokens else text
     name, tokens = lost[0]
     text += f" The largest loss is {name}, {100 * tokens / total:.1f} of 100: {MEANING[name]}."
     fixed = name == Reason.STATE_NEVER_TAKEN.value and run.policy.get("preset")
     return text if fixed or name not in REMEDIES else f"{text} To mend it: {REMEDIES[name]}."
+
+
+def on_refused(run: RunRecord) -> str:
+    """What became of requests that the memory could never hold; empty where there were none."""
+    refused, whole = run.result.refused, run.result.whole
+    if not refused:
+        return ""
+    share = 100 * whole.lost.get(REFUSED, 0) / max(1, whole.prompt_tokens)
+    who = "request was" if refused == 1 else "requests were"
+    return (
+        f"{refused:,} of {whole.requests:,} {who} refused, with {share:.1f} of 100 tokens: larger than the memory. "
+        f"{REMEDIES[REFUSED].capitalize()}."
+    )
+
+
+def waits(latency: Latency) -> str:
+    """What requests waited for, in a line."""
+    first = latency.first_token
+    return (
+        f"first token within {format_seconds(first.p50)} for half and {format_seconds(first.p95)} for 95% of the "
+        f"requests; {latency.answer_tokens:,.0f} tokens answered a second, busy {latency.busy:.0%} of the time"
+    )
+
+
+def on_waits(run: RunRecord) -> str:
+    """How long requests wait by the estimates, and whether the traffic is more than the ranks can compute."""
+    latency = run.result.latency
+    if latency is None:
+        return "This run has no times: each request ended before the next began."
+    first, queue = latency.first_token, latency.queue
+    text = (
+        f"By estimate, half of the requests have their first token within {format_seconds(first.p50)} and 95% within "
+        f"{format_seconds(first.p95)}; of that, 95% spend at most {format_seconds(queue.p95)} in the queue."
+    )
+    if latency.busy > _FULL:
+        return (
+            f"{text} The ranks are busy {latency.busy:.0%} of the time: requests come as fast as they are computed, or "
+            f"faster, and then times grow with the length of the trace: more ranks, or less traffic (--speed) say more."
+        )
+    return f"{text} The ranks are busy {latency.busy:.0%} of the time."
 
 
 def on_reasons(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:

@@ -137,7 +137,7 @@ def _over_time(result: ReplayResult) -> str:
 def _latency(latency: Latency) -> Table:
     table = _table(f"What requests would wait for, estimated ({latency.requests:,} requests)")
     table.add_column("", no_wrap=True)
-    for column in ("half", "90%", "99%", "mean"):
+    for column in ("half", "90%", "95%", "99%", "mean"):
         table.add_column(column, justify="right")
     rows = (
         ("in the queue", latency.queue),
@@ -146,7 +146,7 @@ def _latency(latency: Latency) -> Table:
         ("for the whole answer", latency.total),
     )
     for name, times in rows:
-        table.add_row(name, *(format_seconds(t) for t in (times.p50, times.p90, times.p99, times.mean)))
+        table.add_row(name, *(format_seconds(t) for t in (times.p50, times.p90, times.p95, times.p99, times.mean)))
     table.caption = (
         f"{latency.computed_tokens:,.0f} tokens computed and {latency.answer_tokens:,.0f} answered a second, busy "
         f"{latency.busy:.0%} of {format_seconds(latency.seconds)}; {latency.preemptions:,} preemptions"
