@@ -3,60 +3,35 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
+from headway.option_records import with_records
 from headway.replay import options as opt
+from headway.replay.asked import asked_run
 from headway.replay.explain.story import Mark, Story, tell
 from headway.replay.findings import REMEDIES
-from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
-from headway.replay.scaling import ReplayConfig
+from headway.replay.progress import replaying
 from headway.replay.show import MEANING, UNSAVABLE
-from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
-from headway.replay.trace import Trace
 
 __all__ = ["explain", "story_lines"]
 
 _EXAMPLE_MEMORY = "2GB"
-_KINDS = ",".join(DEFAULT_PLACEMENT)
 _MOST_MARKS = 40
 
 
+@with_records
 def explain(
-    trace: opt.TracePath = None,
+    source: opt.TraceFlags,
+    model: opt.ModelFlags,
+    layout: opt.LayoutFlags,
+    memory: opt.MemoryFlags,
+    policy: opt.PolicyFlags,
     request: Annotated[int, typer.Option("--request", "-n", help="Number of the request, from 0.")] = 0,
-    model: opt.ModelName = None,
-    memory: opt.MemorySize = None,
-    tp: opt.Tp = 1,
-    dcp: opt.Dcp = 1,
-    pcp: opt.Pcp = 1,
-    draft: opt.Draft = None,
-    kv_dtype: opt.KvDtype = "bf16",
-    state_dtype: opt.StateDtype = "fp32",
-    attention_bytes: opt.AttentionBytes = 0,
-    state_bytes: opt.StateBytes = 0,
-    window: opt.Window = None,
-    gpu: opt.Gpu = None,
-    gpus: opt.Gpus = 0,
-    weights: opt.Weights = None,
-    gpu_share: opt.GpuShare = 0.9,
-    placement: opt.PlacementKinds = _KINDS,
-    eviction: opt.Eviction = "value",
-    alignment: opt.Alignment = 1,
-    format: opt.FormatName = "auto",
-    workload: opt.Workload = "mixed",
-    seed: opt.Seed = 0,
-    limit: opt.Limit = None,
-    block_tokens: opt.BlockTokens = None,
-    tokenizer: opt.Tokenizer = None,
-    outputs: opt.Outputs = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Follow one request of a trace through the cache, position by position, and say why it reused no more.
@@ -69,30 +44,16 @@ def explain(
 
     The report of a replay names requests worth a look. Without a trace, a generated workload is used.
     """
-    if trace is None and model is None and not (attention_bytes or state_bytes or window):
-        model, memory = EXAMPLE_MODEL, memory or (None if gpu else _EXAMPLE_MEMORY)
-    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
-    layout = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp)
-    sized = sized_model(
-        ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype), layout
-    )
-    room = memory_of(Hardware(memory, gpu, gpus, weights, gpu_share), sized, layout)
-    kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
-    config = ReplayConfig(sized.groups, room, layout, sized.cost, kinds, eviction, alignment, outputs)
-    story = _told(requests, config, request)
+    config, _ = asked_run(source, model, layout, memory, policy, _EXAMPLE_MEMORY)
+    requests = source.load()
+    with replaying(max(1, request)) as progress:
+        story = tell(requests, config, request, progress)
     if as_json:
         typer.echo(json.dumps(asdict(story), indent=2))
         return
     console = Console()
     for line in story_lines(story, requests.name):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _told(requests: Trace, config: ReplayConfig, request: int) -> Story:
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("replay", total=max(1, request))
-        return tell(requests, config, request, lambda done, _: bar.update(task, completed=done))
 
 
 def story_lines(story: Story, name: str) -> Iterator[str]:
