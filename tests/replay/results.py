@@ -18,11 +18,11 @@ def figures(hit: int, lost: dict[str, int], endless: int | None = None) -> Figur
     return Figures(10, total, hit, 4, hit / total, ceiling, ceiling / total, lost)
 
 
-def latency(p50: float, busy: float = 0.5) -> Latency:
-    """Every time is a multiple of `p50`: 95% within twice as long, 99% within three times."""
+def latency(p50: float, growth: float = 1.0) -> Latency:
+    """Every time is a multiple of `p50`: 95% within twice as long, 99% within three times. Late ones grow."""
     times = Percentiles(p50, 1.5 * p50, 2 * p50, 3 * p50, 1.1 * p50)
-    over = [Wait(100.0 * n, 5, p50, 2 * p50) for n in range(4)]
-    return Latency(20, times, times, times, times, 400.0, busy, 900, 3, 5000.0, 250.0, "roofline of a toy", over)
+    over = [Wait(100.0 * n, 5, wait := p50 * (growth if n > 5 else 1.0), 2 * wait) for n in range(8)]
+    return Latency(20, times, times, times, times, 400.0, 0.5, 900, 3, 5000.0, 250.0, "roofline of a toy", over)
 
 
 def run(

@@ -111,12 +111,12 @@ def test_times_are_shown_where_there_are_any() -> None:
     alone = read(report_page([run(latency=latency(0.2))]))
     assert "half of the requests have their first token within 200 ms and 95% within 400 ms" in alone.text
     assert "Times are estimates: roofline of a toy." in alone.text
-    assert "The ranks are busy 50% of the time." in alone.text
+    assert "Waits grow" not in alone.text
     assert len(alone.ids) == len(set(alone.ids))
-    runs = [run(latency=latency(4.0, busy=1.0)), run(memory=7 * GB), run(memory=9 * GB, latency=latency(0.3))]
+    runs = [run(latency=latency(4.0, growth=3.0)), run(memory=7 * GB), run(memory=9 * GB, latency=latency(0.3))]
     page = read(report_page(runs)).text
     assert "20 GB: By estimate, half of the requests have their first token within 4 s" in page
-    assert "requests come as fast as they are computed, or faster" in page
+    assert "Waits grow, from 4 s in the first quarter of the requests to 12 s in the last" in page
     assert "0.9 s" not in page
     assert "900 ms" in page, "99% of the run with 9 GB"
 

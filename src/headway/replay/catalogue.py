@@ -163,7 +163,9 @@ def inspected_model(path: Path, layout: ParallelLayout) -> Model:
         )
     cost = ComputeCost(float(cost["linear"]), float(cost["quadratic"]))
     source = f"headway inspect, {path.name}"
-    return Model(str(found.get("model", path.stem)), groups, cost, source, weights, source, layers=layers)
+    dtype = found.get("dtype")
+    notes = (f"sizes are in {dtype}, as the file has them; `headway inspect --dtype` prints others",) if dtype else ()
+    return Model(str(found.get("model", path.stem)), groups, cost, source, weights, source, notes, layers)
 
 
 def draft_of(text: str, kv_dtype: str = "bf16") -> LayerSpec:

@@ -13,6 +13,7 @@ from headway.option_records import with_records
 from headway.replay import options as opt
 from headway.replay.asked import asked_run
 from headway.replay.catalogue import Model
+from headway.replay.findings import on_waterfall
 from headway.replay.progress import replaying
 from headway.replay.record import RunRecord, record_of
 from headway.replay.reporting import require_report, write_report
@@ -89,7 +90,7 @@ def _tell(record: RunRecord, result: ReplayResult, notes: Sequence[str], as_json
     console, requests = Console(), result.whole.requests
     if result.refused:
         console.print(f"[bold red]{result.refused:,} of {requests:,} requests are larger than the memory[/]\n")
-    show(result, console, notes)
+    show(result, console, notes, on_waterfall(record))
 
 
 def _require_some(result: ReplayResult, requests: int, room: int | None) -> None:

@@ -40,8 +40,6 @@ REMEDIES = {
 """What an operator can do about each line that a memory could save."""
 
 _FLAT = 0.02
-_FULL = 0.95
-"""Share of the time from which on ranks count as fully busy."""
 _TREND = 5
 
 
@@ -108,7 +106,7 @@ def waits(latency: Latency) -> str:
     first = latency.first_token
     return (
         f"first token within {format_seconds(first.p50)} for half and {format_seconds(first.p95)} for 95% of the "
-        f"requests; {latency.answer_tokens:,.0f} tokens answered a second, busy {latency.busy:.0%} of the time"
+        f"requests; {latency.answer_tokens:,.0f} tokens answered a second"
     )
 
 
@@ -120,14 +118,20 @@ def on_waits(run: RunRecord) -> str:
     first, queue = latency.first_token, latency.queue
     text = (
         f"By estimate, half of the requests have their first token within {format_seconds(first.p50)} and 95% within "
-        f"{format_seconds(first.p95)}; of that, 95% spend at most {format_seconds(queue.p95)} in the queue."
+        f"{format_seconds(first.p95)}. In the queue, 95% wait for at most {format_seconds(queue.p95)}."
     )
-    if latency.busy > _FULL:
-        return (
-            f"{text} The ranks are busy {latency.busy:.0%} of the time: requests come as fast as they are computed, or "
-            f"faster, and then times grow with the length of the trace: more ranks, or less traffic (--speed) say more."
-        )
-    return f"{text} The ranks are busy {latency.busy:.0%} of the time."
+    spans = latency.over_time
+    early, late = (
+        sum(span.p50 * span.requests for span in part) / max(1, sum(span.requests for span in part))
+        for part in (spans[: len(spans) // 4], spans[-(len(spans) // 4) :])
+    )
+    if len(spans) < 8 or late <= 2 * early or 2 * queue.p50 < first.p50:
+        return text
+    return (
+        f"{text} Waits grow, from {format_seconds(early)} in the first quarter of the requests to "
+        f"{format_seconds(late)} in the last: requests come faster than they are computed. Then times follow from the "
+        f"length of the trace: more ranks, or less traffic (--speed), say more."
+    )
 
 
 def on_reasons(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:

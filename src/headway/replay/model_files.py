@@ -63,7 +63,8 @@ def model_of_files(path: Path, layout: ParallelLayout, *, kv_dtype: str, state_d
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
     source = "counted from the config: 2 operations a parameter that works on a token, and attention"
     kept = Counter(e.group for layer in found.layers for e in (layer.tokens, layer.state) if e is not None)
-    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {path.name}", (_NOTE,), kept)
+    file = "config.json" if path.is_dir() else path.name
+    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {file}", (_NOTE,), kept)
 
 
 @lru_cache(maxsize=64)

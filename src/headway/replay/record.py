@@ -69,7 +69,7 @@ class RunRecord:
         layout: Sizes tp, dcp and pcp.
         memory: Bytes of one rank for the cache; None for endless.
         cost: Compute of a prompt (linear, quadratic) and where it is from.
-        policy: The other fields of the configuration, by name.
+        policy: The other fields of the configuration, by name. Of its clock: GPU, speed and what a step may hold.
         trace: Format of the trace and tokens in a block of it.
         result: What was found.
     """
@@ -197,6 +197,7 @@ def _policy(config: ReplayConfig) -> dict[str, Any]:
     values = {part.name: getattr(config, part.name) for part in fields(config) if part.name not in _OWN}
     if config.timing is not None:
         clock = config.timing
-        values["timing"] = f"clock trace x{clock.speed:g}, {clock.max_running} at once, {clock.step_tokens} a step"
+        values["timing"] = {"gpu": clock.roofline.gpu, "speed": f"x{clock.speed:g}"}
+        values["timing"] |= {"at once": clock.max_running, "tokens a step": clock.step_tokens}
     plain = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values.items()}
-    return {name: v if isinstance(v, str | int | float | list | None) else str(v) for name, v in plain.items()}
+    return {name: v if isinstance(v, str | int | float | list | dict | None) else str(v) for name, v in plain.items()}

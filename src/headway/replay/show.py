@@ -39,10 +39,12 @@ _WORST = 5
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-def show(result: ReplayResult, console: Console, notes: Sequence[str] = ()) -> None:
-    """Print a result, and below it what to know about how it was made."""
+def show(result: ReplayResult, console: Console, notes: Sequence[str] = (), finding: str = "") -> None:
+    """Print a result, below the waterfall what it says in words, and at the end how it was made."""
     console.print(_rates(result))
     console.print(_waterfall(result.whole))
+    if finding:
+        console.print(finding, "", sep="\n", markup=False, highlight=False)
     if result.kinds:
         console.print(_kinds(result))
     if result.prefixes.worst:

@@ -50,6 +50,7 @@ class Roofline:
         state_bytes: Bytes of a state on one rank.
         windows: Bytes of a token on one rank, and tokens within reach, of each kind of window.
         source: Where it is from, for people.
+        gpu: Name of the GPU.
     """
 
     cost: ComputeCost
@@ -61,6 +62,7 @@ class Roofline:
     state_bytes: float
     windows: Sequence[tuple[float, int]] = ()
     source: str = ""
+    gpu: str = ""
 
     def seconds(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> float:
         """Seconds of a step whose row i computes tokens [starts[i], starts[i] + counts[i])."""
@@ -153,6 +155,7 @@ def roofline_of(
         token_bytes=token,
         state_bytes=state,
         windows=tuple(windows),
+        gpu=gpu.name,
         source=(
             f"roofline of {ranks} x {gpu.name} ({gpu.source}): {peak / 1e12:,.0f} TFLOP/s in "
             f"{'fp8' if in_fp8 else 'bf16'} and {gpu.memory_bandwidth / 1e12:.2f} TB/s each, of which "

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from headway.replay.details import Span
 from headway.replay.findings import losses
@@ -59,6 +59,7 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "headway",
 }
+_PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.3g}%")
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
 
@@ -99,7 +100,7 @@ def rates(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
             for rate, colour, name in marks:
                 label = name if row == 0 else None
                 axes.plot([rate, rate], [row - 0.4, row + 0.4], color=colour, linewidth=2, label=label)
-            axes.text(reused[row], row, f" {reused[row]:.1%}", va="center", fontsize=8)
+            _beside(axes, reused[row], row, f"{reused[row]:.1%}")
         _rows(axes, labels)
         _percent(axes, "share of prompt tokens")
         axes.set_xlim(0, min(1.0, 1.12 * max(run.result.whole.endless_hit_rate for run in runs) + 0.02))
@@ -152,7 +153,7 @@ def memory_sizes(runs: Sequence[RunRecord]) -> str:
         axes.set_xticks([], minor=True)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(size).replace(".0 ", " ")))
         axes.set_xlabel("memory of one rank")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
+        axes.yaxis.set_major_formatter(_PERCENT)
         axes.set_ylabel("tokens reused")
         axes.set_ylim(0, min(1.0, 1.15 * ceiling + 0.01))
         _legend(axes, len(lines))
@@ -189,7 +190,7 @@ def timeline(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
         axes.plot([stop for stop, _, _ in points], ceiling, ":", color=_INK, linewidth=1, label="endless memory")
         axes.set_ylim(0, min(1.05, 1.1 * max(top, *ceiling) + 0.01))
         axes.set_xlim(0, points[-1][0])
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
+        axes.yaxis.set_major_formatter(_PERCENT)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
         axes.set_xlabel("requests")
         axes.set_ylabel("tokens reused")
@@ -206,7 +207,7 @@ def waits(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
             for seconds, colour, name in ((time.p50, _INK, "half within"), (time.p99, "#c8443c", "99% within")):
                 label = name if row == 0 else None
                 axes.plot([seconds, seconds], [row - 0.4, row + 0.4], color=colour, linewidth=2, label=label)
-            axes.text(time.p99, row, f"  {format_seconds(time.p95)} (95%)", va="center", fontsize=8)
+            _beside(axes, time.p99, row, f"{format_seconds(time.p95)} (95%)")
         _rows(axes, labels)
         axes.set_xlabel("time to the first token, estimated")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds) if seconds else "0"))
@@ -318,8 +319,13 @@ def _rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
+def _beside(axes: Axes, value: float, row: int, text: str) -> None:
+    """A small text to the right of a bar or mark."""
+    axes.annotate(text, (value, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
 def _percent(axes: Axes, label: str) -> None:
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, 0))
+    axes.xaxis.set_major_formatter(_PERCENT)
     axes.set_xlabel(label)
 
 

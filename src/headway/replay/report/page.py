@@ -33,7 +33,8 @@ svg { max-width: 100%; height: auto; display: block; margin: .8rem 0; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; margin: .6rem 0; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #e8eaed; text-align: right; white-space: nowrap; }
-th { color: #57606a; font-weight: 600; } td:first-child, th:first-child { text-align: left; }
+th { color: #57606a; font-weight: 600; white-space: normal; vertical-align: bottom; }
+td:first-child, th:first-child { text-align: left; }
 tr.best td { font-weight: 600; background: #f1f8f4; }
 td.text, th.text { text-align: left; white-space: normal; } code { background: #f3f4f6; padding: 0 .25rem; }
 """
@@ -92,6 +93,7 @@ def _about(runs: Sequence[RunRecord]) -> str:
     if len(runs) == 1:
         text += f", {', '.join(f'{k} {v}' for k, v in layout.items())}, {memory_text(runs[0])} a rank"
         text += f", preset {runs[0].policy['preset']}" if runs[0].policy.get("preset") else ""
+        text += f", arrivals as recorded, {_clock_text(runs[0])}" if runs[0].policy.get("timing") else ""
     else:
         text += f"; {len(runs)} runs side by side"
     return f'<p class="about">{escape(text)}.</p>'
@@ -121,8 +123,8 @@ def _waits(runs: Sequence[RunRecord], labels: Sequence[str], best: int) -> str:
     told = best if best in timed else timed[0]
     bars = [i for i in _most_telling(runs, _MOST_BARS) if i in timed] or timed[:1]
     lines = [i for i in _most_telling(runs, _MOST_TIMES) if i in timed] or timed[:1]
-    names = ("first token: half", "95%", "99%", "in the queue: 95%", "each further token: half")
-    head = ("run", *names, "tokens answered/s", "computed/s", "busy", "preemptions")
+    names = ("first token: half", "95%", "99%", "queue: 95%", "next tokens: half")
+    head = ("run", *names, "answered/s", "computed/s", "busy", "preempted")
     rows = []
     for i in timed:
         latency = runs[i].result.latency
@@ -220,8 +222,12 @@ def _clock(run: RunRecord) -> list[str]:
         return []
     return [
         f"Times are estimates: {run.result.latency.estimate}. Communication and the host's work take no time.",
-        f"Arrivals: {run.policy.get('timing')} tokens.",
+        f"Requests arrive as recorded: {_clock_text(run)}.",
     ]
+
+
+def _clock_text(run: RunRecord) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (run.policy.get("timing") or {}).items())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], best: int = -1) -> str:
