@@ -123,6 +123,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
     code, out, _ = run("-n", "30", "--json")
     assert json.loads(out)["request"] == 30
+    with pytest.raises(SystemExit):
+        main(["replay", "--limit", "40", "--memory", "1GB", "--json"])
+    worst = json.loads(capsys.readouterr().out)["result"]["prefixes"]["worst"][0]
+    assert run("--memory", "1GB")[1].startswith(f"Request {worst['last_request']} of mixed")
     code, _, err = run("-n", "40")
     assert code == 2
     assert "requests 0 to 39" in err

@@ -27,6 +27,7 @@ __all__ = [
     "on_waits",
     "on_waterfall",
     "waits",
+    "waits_growth",
 ]
 
 REMEDIES = {
@@ -120,17 +121,25 @@ def on_waits(run: RunRecord) -> str:
         f"By estimate, half of the requests have their first token within {format_seconds(first.p50)} and 95% within "
         f"{format_seconds(first.p95)}. In the queue, 95% wait for at most {format_seconds(queue.p95)}."
     )
-    spans = latency.over_time
+    growth = waits_growth(latency)
+    return f"{text} {growth}" if growth else text
+
+
+def waits_growth(latency: Latency) -> str:
+    """That requests come faster than they are computed, if they do; else empty."""
+    spans, quarter = latency.over_time, len(latency.over_time) // 4
+    if quarter < 2:
+        return ""
     early, late = (
-        sum(span.p50 * span.requests for span in part) / max(1, sum(span.requests for span in part))
-        for part in (spans[: len(spans) // 4], spans[-(len(spans) // 4) :])
+        sum(span.p50 * span.requests for span in part) / sum(span.requests for span in part)
+        for part in (spans[:quarter], spans[-quarter:])
     )
-    if len(spans) < 8 or late <= 2 * early or 2 * queue.p50 < first.p50:
-        return text
+    if late <= 2 * early or 2 * latency.queue.p50 < latency.first_token.p50:
+        return ""
     return (
-        f"{text} Waits grow, from {format_seconds(early)} in the first quarter of the requests to "
-        f"{format_seconds(late)} in the last: requests come faster than they are computed. Then times follow from the "
-        f"length of the trace: more ranks, or less traffic (--speed), say more."
+        f"Waits grow, from {format_seconds(early)} in the first quarter of the requests to {format_seconds(late)} in "
+        f"the last: requests come faster than they are computed. Then times follow from the length of the trace: more "
+        f"ranks, or less traffic (--speed), say more."
     )
 
 

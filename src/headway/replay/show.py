@@ -87,14 +87,14 @@ def _rate_cells(figures: Figures) -> tuple[str, ...]:
 
 
 def _waterfall(figures: Figures) -> Table:
-    """Where the tokens went: first what no memory could save, then what this one lost, then what it reused."""
+    """Where the tokens went: first refused, then what no memory could save, what this one lost, and what it reused."""
     table = _table("Where the prompt tokens went (whole trace)")
     for column, right in (("line", False), ("tokens", True), ("share", True), ("", False)):
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     table.add_column("why")
     total, done = max(1, figures.prompt_tokens), 0
-    lines = [(name, figures.lost[name], "dim") for name in UNSAVABLE if figures.lost.get(name)]
-    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in UNSAVABLE]
+    lines = [(name, figures.lost[name], "dim") for name in (REFUSED, *UNSAVABLE) if figures.lost.get(name)]
+    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in (REFUSED, *UNSAVABLE)]
     for name, tokens, style in [*lines, ("reused", figures.hit_tokens, "green")]:
         left, width = round(done / total * _BAR), max(1, round(tokens / total * _BAR)) if tokens else 0
         bar = Text(" " * min(left, _BAR - width) + "█" * width, style=style)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from headway.replay.advice.engines import VERSIONS, WATCH, Setup, flags
 from headway.replay.advice.study import Study, Variant
-from headway.replay.findings import losses, on_memory, on_waterfall, waits
+from headway.replay.findings import losses, on_memory, on_waterfall, waits, waits_growth
 from headway.replay.labels import memory_text
 from headway.replay.record import RunRecord
 from headway.replay.result import Figures
@@ -134,6 +134,8 @@ def _waits(found: Study) -> Iterator[str]:
         yield f"- {name + ': ' if name else ''}{waits(one)}"
     yield ""
     yield f"From a {after.estimate}. Communication and the host's work take no time."
+    if growth := waits_growth(after):
+        yield growth
     yield ""
 
 

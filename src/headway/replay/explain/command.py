@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,15 +13,18 @@ from rich.console import Console
 from headway.option_records import with_records
 from headway.replay import options as opt
 from headway.replay.asked import asked_run
-from headway.replay.explain.story import Mark, Story, tell
+from headway.replay.explain.story import Mark, Story, Stretch, tell
 from headway.replay.findings import REMEDIES
 from headway.replay.progress import replaying
+from headway.replay.run import replay_trace
+from headway.replay.scaling import ReplayConfig
 from headway.replay.show import MEANING, UNSAVABLE
+from headway.replay.trace import Trace
 
 __all__ = ["explain", "story_lines"]
 
 _EXAMPLE_MEMORY = "2GB"
-_MOST_MARKS = 40
+_MOST_MARKS, _MOST_STRETCHES = 40, 16
 
 
 @with_records
@@ -31,7 +34,15 @@ def explain(
     layout: opt.LayoutFlags,
     memory: opt.MemoryFlags,
     policy: opt.PolicyFlags,
-    request: Annotated[int, typer.Option("--request", "-n", help="Number of the request, from 0.")] = 0,
+    request: Annotated[
+        int | None,
+        typer.Option(
+            "--request",
+            "-n",
+            help="Number of the request, from 0.",
+            show_default="the last one to pass the stretch of prefixes that loses most",
+        ),
+    ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Follow one request of a trace through the cache, position by position, and say why it reused no more.
@@ -42,10 +53,13 @@ def explain(
     it finds: which earlier requests share each stretch of its prompt, which checkpoints are on its path and which were
     there, where it resumes, and what it leaves behind.
 
-    The report of a replay names requests worth a look. Without a trace, a generated workload is used.
+    The report of a replay names requests worth a look; without --request, one of these is taken. Without a trace, a
+    generated workload is used.
     """
     config, _ = asked_run(source, model, layout, memory, policy, _EXAMPLE_MEMORY)
     requests = source.load()
+    if request is None:
+        request = _telling_request(requests, config)
     with replaying(max(1, request)) as progress:
         story = tell(requests, config, request, progress)
     if as_json:
@@ -54,6 +68,13 @@ def explain(
     console = Console()
     for line in story_lines(story, requests.name):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _telling_request(requests: Trace, config: ReplayConfig) -> int:
+    """A request with something to say: the last one to pass the stretch of shared prefixes that loses most."""
+    with replaying(len(requests)) as progress:
+        worst = replay_trace(requests, config, progress=progress).prefixes.worst
+    return worst[0].last_request if worst else 0
 
 
 def story_lines(story: Story, name: str) -> Iterator[str]:
@@ -70,9 +91,7 @@ def story_lines(story: Story, name: str) -> Iterator[str]:
     )
     yield ""
     yield "Who was here before"
-    for stretch in story.stretches:
-        place = f"[{stretch.start:,}, {stretch.stop:,})"
-        yield f"  {place:<22}{_who(stretch.requests, stretch.first, stretch.last)}"
+    yield from _shortened([_stretch_line(stretch) for stretch in story.stretches], _MOST_STRETCHES)
     yield ""
     yield "What is on its path"
     yield from _path(story)
@@ -100,14 +119,22 @@ def _path(story: Story) -> Iterator[str]:
     if not story.marks:
         yield "  nothing: the cache knows no prompt that begins like this"
         return
-    shown = story.marks if len(story.marks) <= _MOST_MARKS else story.marks[: _MOST_MARKS // 2]
-    rest = story.marks[len(shown) :][-(_MOST_MARKS // 2) :]
-    for mark in shown:
-        yield f"  {mark.position:>9,}  {_what(mark, story)}"
-    if rest:
-        yield f"             ... {len(story.marks) - len(shown) - len(rest):,} more ..."
-    for mark in rest:
-        yield f"  {mark.position:>9,}  {_what(mark, story)}"
+    yield from _shortened([f"  {mark.position:>9,}  {_what(mark, story)}" for mark in story.marks], _MOST_MARKS)
+
+
+def _stretch_line(stretch: Stretch) -> str:
+    place = f"[{stretch.start:,}, {stretch.stop:,})"
+    return f"  {place:<22}{_who(stretch.requests, stretch.first, stretch.last)}"
+
+
+def _shortened(lines: Sequence[str], most: int) -> Iterator[str]:
+    """All lines, or the first and the last of them."""
+    if len(lines) <= most:
+        yield from lines
+        return
+    yield from lines[: most // 2]
+    yield f"             ... {len(lines) - 2 * (most // 2):,} more ..."
+    yield from lines[-(most // 2) :]
 
 
 def _what(mark: Mark, story: Story) -> str:
