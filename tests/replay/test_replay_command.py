@@ -100,6 +100,12 @@ def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
         (("--state-bytes", "9", "--memory", "1GB", "--tp", "2", "--dcp", "2"), 2, "tokens of full attention"),
         (("--model", "kimi-linear", "--memory", "1GB", "--kv-heads", "2"), 2, "not both"),
         (("--clock", "trace", "--gpu", "h200", "--memory", "1GB", "--gpu-share", "0.5"), 2, "--gpu-share: go with"),
+        (
+            ("--model", "minimax-m2", "--memory", "9GB", "--state-dtype", "bf16"),
+            2,
+            "minimax-m2 has no recurrent states",
+        ),
+        (("--outputs", "continuation"), 2, "says itself what was answered"),
         (("--preset", "vllm", "--clock", "trace", "--gpu", "h200"), 2, "has no clock"),
         (("--html", "no/such/folder/r.html"), 2, "there is no folder no/such/folder"),
     ],

@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 from headway.replay import ReplayConfig, findings, generate, replay_trace
 from headway.replay.catalogue import model_of
 from headway.replay.labels import run_labels
-from headway.replay.record import record_of
+from headway.replay.record import GroupSize, record_of
 from headway.replay.report import report_page
 
 VOID = {"meta", "br", "path", "use", "circle", "rect", "line", "stop"}
@@ -149,6 +149,22 @@ def test_labels_are_what_differs() -> None:
     assert run_labels([run(), run(layout=one), run(layout=one)]) == ["dcp 8", "dcp 1", "dcp 1 (2)"]
     lru = {"placement": ["prompt_end", "junction"], "eviction": "lru"}
     assert run_labels([run(), run(policy=lru)]) == ["prompt_end, value", "prompt_end+junction, lru"]
+    clock = {"timing": {"gpu": "h200", "speed": "x1", "at once": 64}}
+    slow, fast = run(policy=clock), run(policy={"timing": clock["timing"] | {"speed": "x2"}})
+    assert run_labels([slow, fast]) == ["speed x1", "speed x2"]
+    assert run_labels([run(policy={"eviction": "lru"}), fast]) == ["lru, clock order", "h200, speed x2, at once 64"]
+
+
+def test_sizes_are_in_a_label_only_where_nothing_else_tells_runs_apart() -> None:
+    small = [GroupSize("attention", "FullAttention", 4000), GroupSize("state", "Recurrent", 50_000_000)]
+    fp8, split = replace(run(), groups=small), replace(run(layout={"tp": 8, "dcp": 1, "pcp": 1}), groups=small)
+    assert run_labels([run(), split]) == ["dcp 8", "dcp 1"]
+    assert run_labels([run(), fp8]) == ["attention 8.0 kB", "attention 4.0 kB"]
+    assert run_labels([run(), fp8, split]) == [
+        "attention 8.0 kB, dcp 8",
+        "attention 4.0 kB, dcp 8",
+        "attention 4.0 kB, dcp 1",
+    ]
 
 
 def test_names_and_focus_can_be_given() -> None:

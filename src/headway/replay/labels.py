@@ -9,7 +9,7 @@ from typing import Any
 from headway.replay.record import RunRecord
 from headway.replay.sizing import format_size
 
-__all__ = ["memory_text", "run_labels", "settings"]
+__all__ = ["memory_text", "names_of", "run_labels", "settings"]
 
 
 _SIZE = "size of "
@@ -17,15 +17,18 @@ _SIZE = "size of "
 
 def run_labels(runs: Sequence[RunRecord]) -> list[str]:
     """A name for each run, unique among them: the settings in which they differ."""
-    flat = [settings(run) for run in runs]
-    keys = _telling(flat)
-    names = [", ".join(_word(key, one[key]) for key in keys if key in one) or "this run" for one in flat]
     seen: Counter[str] = Counter()
     unique = []
-    for name in names:
+    for name in names_of([settings(run) for run in runs], "this run"):
         seen[name] += 1
         unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return unique
+
+
+def names_of(flat: Sequence[dict[str, Any]], same: str) -> list[str]:
+    """A name for each of some settings: where they differ, or `same` where nothing does."""
+    keys = _telling(flat)
+    return [", ".join(_word(key, one[key]) for key in keys if key in one) or same for one in flat]
 
 
 def _telling(flat: Sequence[dict[str, Any]]) -> list[str]:

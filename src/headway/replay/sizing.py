@@ -136,6 +136,8 @@ def sized_model(choice: ModelChoice, layout: ParallelLayout) -> Model:
         model = inspected_model(Path(choice.name), layout)
     else:
         model = model_of(choice.name, layout, kv_dtype=choice.kv_dtype, state_dtype=choice.state_dtype)
+    if choice.state_dtype != ModelChoice.state_dtype and not any(isinstance(g, Recurrent) for g in model.groups):
+        raise ConfigError(f"--state-dtype {choice.state_dtype}: {model.name} has no recurrent states: leave it out")
     model = with_active(model, choice.active_parameters)
     if choice.draft is None:
         return model

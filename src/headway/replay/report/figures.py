@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 
 from headway.replay.details import Span
 from headway.replay.findings import losses
-from headway.replay.labels import settings
+from headway.replay.labels import names_of, settings
 from headway.replay.record import RunRecord
 from headway.replay.result import LINES, REFUSED, Memory
 from headway.replay.show import UNSAVABLE, format_seconds
@@ -169,11 +169,7 @@ def lines_over_memory(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
             sets[str(one)].append((run, one))
     kept = [members for members in sets.values() if len(members) > 1]
     flat = [members[0][1] for members in kept]
-    keys = [key for key in flat[0] if len({str(one.get(key)) for one in flat}) > 1] if flat else []
-    return {
-        ", ".join(f"{key} {one[key]}" for key in keys) or "this cache": [run for run, _ in members]
-        for members, one in zip(kept, flat, strict=True)
-    }
+    return {name: [run for run, _ in members] for name, members in zip(names_of(flat, "this cache"), kept, strict=True)}
 
 
 def timeline(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
