@@ -64,6 +64,8 @@ def advise(
 
         headway advise trace.jsonl --model qwen3-next --tp 4 --memory 30GB
 
+        headway advise trace.jsonl --model kimi-linear --gpu h200 --clock trace   # with times, as estimates
+
     It runs the sweep that matters (layouts, then one change at a time), and prints a short text with the command lines
     for Headway, vLLM and SGLang. The runs, `report.html` and `advice.md` stay in the folder `--out`; stopped, it goes
     on with the same command.

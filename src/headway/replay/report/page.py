@@ -36,7 +36,8 @@ th, td { padding: .25rem .7rem; border-bottom: 1px solid #e8eaed; text-align: ri
 th { color: #57606a; font-weight: 600; white-space: normal; vertical-align: bottom; }
 td:first-child, th:first-child { text-align: left; }
 tr.best td { font-weight: 600; background: #f1f8f4; }
-td.text, th.text { text-align: left; white-space: normal; } code { background: #f3f4f6; padding: 0 .25rem; }
+td.text, th.text { text-align: left; white-space: normal; min-width: 6rem; }
+code { background: #f3f4f6; padding: 0 .25rem; }
 """
 
 

@@ -27,7 +27,7 @@ from headway.replay.sweep.folder import SweepFolder
 from headway.replay.sweep.grid import Grid, Point, numbers, points_of, words
 from headway.replay.sweep.workers import Workload, run_points
 
-__all__ = ["finish_points", "sweep", "tell_counts"]
+__all__ = ["GridFlags", "finish_points", "sweep", "tell_counts"]
 
 _GRID = "Grid"
 _EXAMPLE_MEMORY = "1GB,2GB,4GB,8GB"
