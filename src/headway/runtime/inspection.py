@@ -205,7 +205,7 @@ def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuil
             raise ModelError(f"{name}: layer {index} attends to keys that no layer of the cache returned")
     if isinstance(layer, LinearAttentionLayer) and (fields := _state_fields(layer)):
         state = builder.state(fields)
-    return LayerLayout(index, kind, tokens, state, shares)
+    return LayerLayout(index, kind, tokens, state, shares, 0 if call is None else call.heads)
 
 
 def _state_fields(layer: LinearAttentionLayer) -> list[tuple[str, tuple[int, ...], torch.dtype]]:

@@ -27,15 +27,19 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ConfigError, ModelError
+from headway.runtime.context_parallel import Communicator
+from headway.runtime.cuts import Rehearsal
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import ModelLayout
 from headway.runtime.sources import BUILTIN, resolve_source
+from headway.runtime.tensor_parallel import layout_of_share, split_model
 
 __all__ = [
     "BUILTIN",
     "DTYPES",
     "LoadedModel",
     "end_tokens",
+    "layout_of_rank",
     "layout_without_weights",
     "load_model",
     "load_tokenizer",
@@ -70,17 +74,21 @@ class LoadedModel:
     folder: Path | None = None
 
 
-def load_model(source: str | None = None, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
+def load_model(
+    source: str | None = None, device: str = "cpu", dtype: str = "auto", ranks: Communicator | None = None
+) -> LoadedModel:
     """Load a model with its tokenizer and read its layout.
 
     Args:
         source: A directory in Hugging Face form, a hub id, or None or `builtin` for the model that comes with Headway.
         device: `cpu`, `cuda`, `cuda:1`, ...
         dtype: `auto`, `fp32` or `bf16`.
+        ranks: Ranks that share the weights, this one among them; all load at the same time. None for a rank that has
+            all of them. The layout that is returned is that of tensor parallelism alone (see `ModelLayout.over`).
 
     Raises:
         ModelError: There is no such model, it cannot be loaded, or it cannot be served.
-        ConfigError: An unknown device or dtype.
+        ConfigError: An unknown device or dtype, or more ranks than the model can be shared among.
     """
     target = resolve_device(device)
     weights = resolve_dtype(dtype, target)
@@ -92,6 +100,8 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
     tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
+    if ranks is not None:
+        split_model(model, ranks)
     try:
         model = model.to(target).eval()
     except torch.OutOfMemoryError as error:
@@ -100,7 +110,11 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
     folder = Path(path) if Path(path).is_dir() else None
-    return LoadedModel(name, model, tokenizer, inspect_model(model), folder)
+    if ranks is None:
+        layout = inspect_model(model)
+    else:
+        layout = layout_of_share(layout_without_weights(source, dtype, device=device)[1], model, ranks.size)
+    return LoadedModel(name, model, tokenizer, layout, folder)
 
 
 def layout_without_weights(
@@ -124,13 +138,44 @@ def layout_without_weights(
     name, path = resolve_source(source)
     weights = resolve_dtype(dtype, read_device(device))
     _require_reachable(path)
+    with _shapes_alone(name, path, weights) as model:
+        return name, inspect_model(model, tp)
+
+
+def layout_of_rank(
+    source: str | None, dtype: str = "auto", tp: int = 1, dcp: int = 1, device: str = "cpu"
+) -> tuple[str, ModelLayout]:
+    """What one of the ranks that serve a model stores, off its config alone, without any other rank.
+
+    Args:
+        source: As for `load_model`.
+        dtype: As for `layout_without_weights`.
+        tp: Ranks that share the weights; 1 where every rank has all of them.
+        dcp: Ranks that split the tokens of full attention.
+        device: As for `layout_without_weights`.
+
+    Raises:
+        ModelError: There is no such model, or it cannot be served on such ranks.
+        ConfigError: An unknown dtype, or a `tp` that does not divide what it splits.
+    """
+    name, whole = layout_without_weights(source, dtype, device=device)
+    if tp == 1:
+        return name, whole
+    path = resolve_source(source)[1]
+    with _shapes_alone(name, path, resolve_dtype(dtype, read_device(device))) as model:
+        split_model(model, Rehearsal(tp))
+        return name, layout_of_share(whole, model, tp).over(dcp)
+
+
+@contextmanager
+def _shapes_alone(name: str, path: str, dtype: torch.dtype) -> Iterator[PreTrainedModel]:
+    """A model whose tensors have shapes and no numbers, for as long as no others are made."""
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
     config._experts_implementation = "batched_mm"  # the default one looks at numbers, of which there are none
     build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"), _quiet():
-        model = _load(name, "config", lambda: build(config, dtype=weights))
-        return name, inspect_model(model, tp)
+        yield _load(name, "config", lambda: build(config, dtype=dtype))
 
 
 def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
