@@ -42,6 +42,8 @@ class Load:
         source: As for `load_model`, or None for the built-in model.
         dtype: As for `load_model`.
         ranks: How many ranks there are.
+        tp: Ranks that share the weights: all, or 1 where each has the whole model.
+        dcp: Ranks that split the tokens of full attention: groups of as many consecutive ranks.
         meeting: Where they meet.
         communication: How they merge attention: `ag_rs` or `a2a`.
         timeout: Seconds after which a collective counts as lost.
@@ -50,6 +52,8 @@ class Load:
     source: str | None
     dtype: str
     ranks: int
+    tp: int
+    dcp: int
     meeting: Rendezvous
     communication: str
     timeout: float
@@ -190,6 +194,7 @@ class Rank:
         if threads is not None and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads)
         self._model: LoadedModel | None = None
+        self._group: TorchCommunicator | None = None
         self._merge: HeadMerge | None = None
         self._executor: LocalExecutor | None = None
         self._drafts = False
@@ -212,22 +217,24 @@ class Rank:
     def _load(self, asked: Load) -> Loaded:
         if asked.ranks > 1:
             device = torch.device(self._device)
-            group: TorchCommunicator = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
-            self._merge = HeadMerge(group, asked.communication)
-        loaded = self._model = load_model(asked.source, self._device, asked.dtype)
-        check = self_check(loaded.model, loaded.layout) if self._rank == 0 else None
-        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check)
+            self._group = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
+            if asked.dcp > 1:
+                self._merge = HeadMerge(self._group.parted(asked.dcp), asked.communication)
+        sharing = self._group if asked.tp > 1 else None
+        loaded = self._model = load_model(asked.source, self._device, asked.dtype, sharing)
+        # Ranks that share the weights compute nothing without each other; what each of them finds is the same.
+        check = self_check(loaded.model, loaded.layout) if self._rank == 0 or sharing is not None else None
+        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check if self._rank == 0 else None)
 
     def _prepare(self, asked: Prepare) -> Prepared:
         assert self._model is not None, "a rank makes room before it has a model"
-        layout = self._model.layout
+        layout = self._model.layout.over(asked.dcp)
         parallel = ParallelLayout(tp=asked.tp, dcp=asked.dcp, interleave=asked.interleave)
         drafter = asked.drafts.load(self._model)
         groups = (*layout.groups, *(() if drafter is None else drafter.groups))
         geometry = CacheGeometry(groups, parallel, block_tokens=asked.block_tokens)
         runner = ModelRunner(self._model.model, layout, geometry, asked.blocks, asked.single_steps, self._merge)
-        ranks = None if self._merge is None else self._merge.ranks
-        speculator, measured = speculator_of(asked.drafts, runner, drafter, ranks)
+        speculator, measured = speculator_of(asked.drafts, runner, drafter, self._group)
         self._executor = LocalExecutor(runner, speculator)
         self._drafts = speculator is not None
         return Prepared(runner.arena.bytes, measured)
