@@ -24,7 +24,7 @@ class ThreadRanks:
 
     The memory of all ranks starts full of NaN. `first` has the logits of first tokens by prompt.
 
-    `drafters` are one a rank, or none.
+    `drafters` are one a rank, or none. With `split`, each rank has its share of the weights.
     """
 
     def __init__(
@@ -34,8 +34,9 @@ class ThreadRanks:
         blocks: int,
         form: str = "ag_rs",
         drafters: Sequence[Drafter] = (),
+        split: bool = False,
     ) -> None:
-        self.ranked = RankedRunner(model, geometry, blocks, form)
+        self.ranked = RankedRunner(model, geometry, blocks, form, split=split)
         self._geometry = geometry
         for data in self.ranked.arenas:
             data.fill_(0xFF)
@@ -51,7 +52,7 @@ class ThreadRanks:
         self.ranked.runners[0].run = keep  # type: ignore[method-assign]
         speculators: list[Speculator | None] = [None] * len(self.ranked.runners)
         if drafters:
-            ranks = [merge.ranks for merge in self.ranked.ranks.merges] if len(drafters) > 1 else [None]
+            ranks = self.ranked.ranks.all if len(drafters) > 1 else [None]
             parts = zip(self.ranked.runners, drafters, ranks, strict=True)
             speculators = [Speculator(runner, drafter, ranks=rank) for runner, drafter, rank in parts]
         self._drafts = bool(drafters)

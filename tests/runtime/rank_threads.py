@@ -45,20 +45,20 @@ class ThreadCommunicator:
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self.rank, self.size = rank, exchange.size
-        self._exchange = exchange
+        self.exchange = exchange
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._exchange.all(self.rank, "all_gather", part))
+        return torch.stack(self.exchange.all(self.rank, "all_gather", part))
 
     def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
-        heard = self._exchange.all(self.rank, "reduce_scatter", parts)
+        heard = self.exchange.all(self.rank, "reduce_scatter", parts)
         return torch.stack([part[self.rank] for part in heard]).sum(dim=0)
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
-        return torch.stack([part[self.rank] for part in self._exchange.all(self.rank, "all_to_all", parts)])
+        return torch.stack([part[self.rank] for part in self.exchange.all(self.rank, "all_to_all", parts)])
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._exchange.all(self.rank, "all_reduce", part)).sum(dim=0)
+        return torch.stack(self.exchange.all(self.rank, "all_reduce", part)).sum(dim=0)
 
 
 class Ranks:

@@ -190,7 +190,9 @@ def test_inspect_says_what_splitting_tokens_gains_where_heads_are_split_too(tmp_
     """Two ranks hold a head of keys and values each. With all tokens or with all heads of half of them: as much."""
     tiny_model("Qwen3").save_pretrained(tmp_path / "q")
     options = ["inspect", str(tmp_path / "q"), "--memory", "1MiB", "--tp", "2"]
-    whole, split = (json.loads(CliRunner().invoke(app, [*options, *more, "--json"]).output) for more in ([], ["--dcp", "2"]))
+    whole, split = (
+        json.loads(CliRunner().invoke(app, [*options, *more, "--json"]).output) for more in ([], ["--dcp", "2"])
+    )
     assert [found["groups"][0]["bytes_per_token"] for found in (whole, split)] == [384, 768]
     assert [found["groups"][0]["span"] for found in (whole, split)] == [16, 32]
     assert split["capacity"]["tokens"] == whole["capacity"]["tokens"] == split["tokens_on_one_rank"]

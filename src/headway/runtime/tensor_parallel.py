@@ -114,7 +114,9 @@ def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mappin
     name, network = type(model).__name__, _as_any(model)
     ends = (network.get_input_embeddings(), network.get_output_embeddings())
     within = {path: module for path, module in modules.items() if not any(module is end for end in ends)}
-    parameters = [f"{path}.{own}" for path, module in within.items() for own, _ in module.named_parameters(recurse=False)]
+    parameters = [
+        f"{path}.{own}" for path, module in within.items() for own, _ in module.named_parameters(recurse=False)
+    ]
     present = {_generic(path) for path in (*within, *parameters)}
     rules: Mapping[str, str] = network.tp_plan or {}
     plan = {r: style for r, style in rules.items() if r in present and not style.startswith("embedding")}
@@ -124,7 +126,9 @@ def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mappin
             f"use --dcp without --tp, which leaves the weights whole on every rank"
         )
     if strange := sorted(set(plan.values()) - _KNOWN):
-        raise ModelError(f"{name}: its tensor-parallel plan has the style {strange[0]!r}, which Headway does not follow")
+        raise ModelError(
+            f"{name}: its tensor-parallel plan has the style {strange[0]!r}, which Headway does not follow"
+        )
     return plan
 
 
@@ -169,7 +173,9 @@ def layout_of_share(whole: ModelLayout, model: PreTrainedModel, tp: int) -> Mode
         ModelError: A layer was left in a state that cannot be served.
     """
     found = inspect_model(model)
-    layers = tuple(_layer(was, now, found, whole, model, tp) for was, now in zip(whole.layers, found.layers, strict=True))
+    layers = tuple(
+        _layer(was, now, found, whole, model, tp) for was, now in zip(whole.layers, found.layers, strict=True)
+    )
     return replace(whole, layers=layers, groups=found.groups, tp=tp)
 
 
