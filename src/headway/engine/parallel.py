@@ -69,8 +69,8 @@ class ParallelConfig:
             raise ConfigError(f"rank_timeout is {self.rank_timeout}, it must be more than 0 seconds")
         if self.executor == "local" and self.ranks > 1:
             raise ConfigError(
-                f"executor=local computes in one process, and tp={self.tp}, dcp={self.dcp} need {self.ranks}: use auto, "
-                "processes or ray"
+                f"executor=local computes in one process, and tp={self.tp}, dcp={self.dcp} need {self.ranks}: use "
+                f"auto, processes or ray"
             )
 
     @property

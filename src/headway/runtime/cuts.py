@@ -1,4 +1,4 @@
-"""How a tensor is cut among the ranks of tensor parallelism, and what is done to what a module computes with its share."""
+"""How tensors are cut among the ranks of tensor parallelism, and what becomes of what modules compute with shares."""
 
 from __future__ import annotations
 

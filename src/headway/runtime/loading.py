@@ -27,12 +27,13 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ConfigError, ModelError
-from headway.runtime.context_parallel import Communicator
 from headway.runtime.cuts import Rehearsal
+from headway.runtime.distributed import TorchCommunicator
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import ModelLayout
+from headway.runtime.sharded_loading import read_share
 from headway.runtime.sources import BUILTIN, resolve_source
-from headway.runtime.tensor_parallel import layout_of_share, split_model
+from headway.runtime.tensor_parallel import layout_of_share, rules_of_reading, split_model
 
 __all__ = [
     "BUILTIN",
@@ -75,7 +76,7 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | None = None, device: str = "cpu", dtype: str = "auto", ranks: Communicator | None = None
+    source: str | None = None, device: str = "cpu", dtype: str = "auto", ranks: TorchCommunicator | None = None
 ) -> LoadedModel:
     """Load a model with its tokenizer and read its layout.
 
@@ -83,8 +84,8 @@ def load_model(
         source: A directory in Hugging Face form, a hub id, or None or `builtin` for the model that comes with Headway.
         device: `cpu`, `cuda`, `cuda:1`, ...
         dtype: `auto`, `fp32` or `bf16`.
-        ranks: Ranks that share the weights, this one among them; all load at the same time. None for a rank that has
-            all of them. The layout that is returned is that of tensor parallelism alone (see `ModelLayout.over`).
+        ranks: The ranks that share the weights, all of the process group; they load at the same time. None for a rank
+            that has all of the weights. The layout is that of tensor parallelism alone (see `ModelLayout.over`).
 
     Raises:
         ModelError: There is no such model, it cannot be loaded, or it cannot be served.
@@ -98,10 +99,12 @@ def load_model(
     _require_decoder(name, config)
     if not sys.stderr.isatty():  # in a file or a pipe the bar is a heap of lines
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
+    whole: ModelLayout | None = None
+    if ranks is None:
+        model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
+    else:
+        model, whole = _load_share(name, path, config, weights, ranks)
     tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
-    if ranks is not None:
-        split_model(model, ranks)
     try:
         model = model.to(target).eval()
     except torch.OutOfMemoryError as error:
@@ -110,11 +113,21 @@ def load_model(
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
     folder = Path(path) if Path(path).is_dir() else None
-    if ranks is None:
-        layout = inspect_model(model)
-    else:
-        layout = layout_of_share(layout_without_weights(source, dtype, device=device)[1], model, ranks.size)
+    layout = inspect_model(model) if ranks is None or whole is None else layout_of_share(whole, model, ranks.size)
     return LoadedModel(name, model, tokenizer, layout, folder)
+
+
+def _load_share(
+    name: str, path: str, config: Any, dtype: torch.dtype, ranks: TorchCommunicator
+) -> tuple[PreTrainedModel, ModelLayout]:
+    """Load this rank's share of a model, once it is known to be one that can be shared; with the whole one's layout."""
+    with _shapes_alone(name, path, dtype) as shapes:
+        whole, rules = inspect_model(shapes), rules_of_reading(shapes)
+        split_model(shapes, Rehearsal(ranks.size))
+    with _quiet():
+        model, shares = _load(name, "weights", lambda: read_share(path, config, dtype, ranks.size, rules))
+    split_model(model, ranks, shares)
+    return model, whole
 
 
 def layout_without_weights(

@@ -103,7 +103,7 @@ def _gated_delta(mixer: Any) -> _Mixer:
 
 
 def _mamba2(mixer: Any) -> _Mixer:
-    """Groups of heads share B and C; where ranks outnumber groups, the ranks of a group's heads all have its B and C."""
+    """Groups of heads share B and C; where ranks outnumber groups, all ranks with heads of a group have its B and C."""
     heads, groups = mixer.num_heads, mixer.n_groups
     inner = Part(mixer.intermediate_size, heads)
     shared = Part(groups * mixer.ssm_state_size, groups, shared=True)

@@ -1,7 +1,7 @@
 """Tensor parallelism: every rank keeps its share of the weights, and computes with it.
 
-What is cut is transformers' own plan for the model (`base_model_tp_plan` of its config): attention, MLP, experts, as far
-as the plan goes. Recurrent mixers, which the plans leave whole, are cut by heads with records of Headway's
+What is cut says transformers' own plan for the model (`base_model_tp_plan` of its config): attention, MLP, experts, as
+far as it goes. Recurrent mixers, which the plans leave whole, are cut by heads with records of Headway's
 (`headway.runtime.mixers`). What the plan says is done here and not by transformers: its hooks want a device mesh and
 wrap weights for training, and here the same few rules (cut, sum, gather) serve ranks that are processes, threads, or
 not there at all, in a rehearsal without numbers that says what a rank will store.
@@ -27,7 +27,7 @@ from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import LayerLayout, ModelLayout, Share
 from headway.runtime.mixers import MIXERS, split_mixer
 
-__all__ = ["layout_of_share", "split_model"]
+__all__ = ["layout_of_share", "rules_of_reading", "split_model"]
 
 _ParameterRule = Callable[[torch.Tensor, int | None], Cut]
 
@@ -81,28 +81,46 @@ _NOTHING = {"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "loc
 _KNOWN = {*_CUTS, *_SUMMED, *_GATHERED, *_SPLIT_INPUT, *_NOTHING, "moe_identity_expert"}
 
 
-def split_model(model: PreTrainedModel, ranks: Communicator) -> None:
+def split_model(model: PreTrainedModel, ranks: Communicator, shares: frozenset[str] = frozenset()) -> None:
     """Leave a model with this rank's share of its weights. Its forward then calls the other ranks.
 
     Args:
         model: The whole model, on any device; without numbers too.
         ranks: The ranks that share it.
+        shares: Names of parameters that have been cut already.
 
     Raises:
         ModelError: There is no plan for the model, or one that cannot be followed.
         ConfigError: The number of ranks does not divide its heads or sizes.
     """
-    modules = dict(model.named_modules())
-    mixers = {path: module for path, module in modules.items() if type(module).__name__ in MIXERS}
-    inside = tuple(f"{path}." for path in mixers)
-    planned = {p: m for p, m in modules.items() if p not in mixers and not p.startswith(inside)}
+    mixers, planned = _parted(model)
     plan = _plan_of(model, planned)
     for mixer in mixers.values():
         split_mixer(mixer, ranks)
     for path, module in planned.items():
-        _split_parameters(path, module, modules[path.rpartition(".")[0]], plan, ranks)
+        _split_parameters(path, model, plan, ranks, shares)
         if (style := plan.get(_generic(path))) is not None:
             _hook(module, style, ranks)
+
+
+def rules_of_reading(model: PreTrainedModel) -> Mapping[str, str]:
+    """The rules of a model's plan under which nothing may be cut yet, with the style that says so.
+
+    Raises:
+        ModelError: As for `split_model`.
+    """
+    mixers, planned = _parted(model)
+    plan = _plan_of(model, planned)
+    inside = {_generic(f"{path}.{name}") for path, mixer in mixers.items() for name, _ in mixer.named_modules()}
+    return {rule: "replicate" for rule in _as_any(model).tp_plan if rule not in plan or rule in inside}
+
+
+def _parted(model: PreTrainedModel) -> tuple[Mapping[str, nn.Module], Mapping[str, nn.Module]]:
+    """A model's recurrent mixers, and its other modules, by their paths."""
+    modules = dict(model.named_modules())
+    mixers = {path: module for path, module in modules.items() if type(module).__name__ in MIXERS}
+    inside = tuple(f"{path}." for path in mixers)
+    return mixers, {p: m for p, m in modules.items() if p not in mixers and not p.startswith(inside)}
 
 
 def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mapping[str, str]:
@@ -114,10 +132,8 @@ def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mappin
     name, network = type(model).__name__, _as_any(model)
     ends = (network.get_input_embeddings(), network.get_output_embeddings())
     within = {path: module for path, module in modules.items() if not any(module is end for end in ends)}
-    parameters = [
-        f"{path}.{own}" for path, module in within.items() for own, _ in module.named_parameters(recurse=False)
-    ]
-    present = {_generic(path) for path in (*within, *parameters)}
+    present = {_generic(path) for path in within}
+    present |= {_generic(f"{path}.{own}") for path, m in within.items() for own, _ in m.named_parameters(recurse=False)}
     rules: Mapping[str, str] = network.tp_plan or {}
     plan = {r: style for r, style in rules.items() if r in present and not style.startswith("embedding")}
     if not plan:
@@ -126,20 +142,19 @@ def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mappin
             f"use --dcp without --tp, which leaves the weights whole on every rank"
         )
     if strange := sorted(set(plan.values()) - _KNOWN):
-        raise ModelError(
-            f"{name}: its tensor-parallel plan has the style {strange[0]!r}, which Headway does not follow"
-        )
+        raise ModelError(f"{name}: its tensor-parallel plan has a style that Headway cannot follow: {strange[0]}")
     return plan
 
 
 def _split_parameters(
-    path: str, module: nn.Module, owner: nn.Module, plan: Mapping[str, str], ranks: Communicator
+    path: str, model: PreTrainedModel, plan: Mapping[str, str], ranks: Communicator, shares: frozenset[str]
 ) -> None:
-    """Cut the module's own parameters; where its owner computes in heads, no head is torn."""
+    """Cut a module's own parameters; where its owner computes in heads, no head is torn."""
+    module, owner = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     for own, parameter in list(module.named_parameters(recurse=False)):
         called = f"{path}.{own}" if path else own
         style = plan.get(_generic(called)) or plan.get(_generic(path)) or ""
-        if style in _CUTS and not (own == "bias" and style in _BIAS_ONCE):
+        if called not in shares and style in _CUTS and not (own == "bias" and style in _BIAS_ONCE):
             unit = getattr(owner, "head_dim", None) if style in _BY_HEADS else None
             keep_share(module, own, _CUTS[style](parameter, unit), ranks, called)
 
@@ -186,8 +201,8 @@ def _layer(
     if was.state is not None and now.state is not None and now.state.bytes >= was.state.bytes:
         kinds = {type(m).__name__ for m in model.modules() if getattr(m, "layer_idx", None) == was.index}
         raise ModelError(
-            f"{whole.model}: layer {was.index} ({', '.join(sorted(kinds))}) keeps a recurrent state that Headway cannot "
-            f"split by heads, so --tp cannot be served: use --dcp without --tp"
+            f"{whole.model}: layer {was.index} ({', '.join(sorted(kinds))}) keeps a recurrent state that Headway "
+            f"cannot split by heads, so --tp cannot be served: use --dcp without --tp"
         )
     cached, caches = whole.source(was.index).tokens, found.source(was.index).tokens
     if cached is None or caches is None:
