@@ -395,5 +395,6 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Gemma3Wide": ("Gemma3TextConfig", MODELS["Gemma3"][1] | {"num_attention_heads": 8, "num_key_value_heads": 4}),
     "NemotronHWide": ("NemotronHConfig", MODELS["NemotronH"][1] | {"n_groups": 4}),
+    "DeepseekV2": ("DeepseekV2Config", MODELS["DeepseekV3"][1] | {"topk_method": "greedy"}),
 }
-"""With heads, or groups of heads, for four ranks of tensor parallelism."""
+"""For tensor parallelism: with heads, or groups of heads, for four ranks; and one whose heads share a latent."""
