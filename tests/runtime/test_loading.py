@@ -198,6 +198,8 @@ def test_inspect_says_what_splitting_tokens_gains_where_heads_are_split_too(tmp_
     assert split["capacity"]["tokens"] == whole["capacity"]["tokens"] == split["tokens_on_one_rank"]
     shown = CliRunner().invoke(app, [*options, "--dcp", "2"], env={"COLUMNS": "160"}).output
     assert "1.00 times as many as without --dcp" in shown
+    assert f"a rank holds {split['parameters_on_a_rank']:,} of the parameters" in shown
+    assert split["parameters_on_a_rank"] < split["parameters"]
 
 
 def test_tokens_are_counted_over_all_tables_of_full_attention() -> None:

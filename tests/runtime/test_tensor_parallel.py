@@ -49,6 +49,7 @@ def mixers(model: PreTrainedModel) -> list[Any]:
 def rehearsed(model: PreTrainedModel, tp: int, dcp: int = 1) -> ModelLayout:
     """What a rank stores, found out without ranks and without numbers."""
     shapes = copy.deepcopy(model).to("meta")
+    shapes.tie_weights()  # moving parts them
     shapes.config._experts_implementation = "batched_mm"
     split_model(shapes, Rehearsal(tp))
     return layout_of_share(inspect_model(model), shapes, tp).over(dcp)
@@ -107,7 +108,12 @@ def test_what_shares_of_a_mixer_put_out_adds_up(name: str, size: int) -> None:
         ("Gemma4", 2),
         ("Llama4", 2),
         ("MiMoV2Flash", 2),
+        ("Llama", 2),
+        ("Gemma3n", 2),
+        ("Mistral", 2),
         ("Mixtral", 2),
+        ("Qwen3", 2),
+        ("MiniMaxM2", 4),
         ("Olmo3", 4),
         ("Phi3", 4),
         ("DeepseekV2", 4),
@@ -151,6 +157,7 @@ def test_bytes_of_a_rank() -> None:
     assert four.group("state").state_bytes * 4 == one.group("state").state_bytes
     assert four.group("full") == one.group("full")
     assert (four.parameters, four.cost) == (one.parameters, one.cost), "what is said of the model is said of all of it"
+    assert four.rank_parameters == sum(p.numel() for p in shares_of(kimi, Ranks(4))[3].parameters()) < one.parameters
     whole = inspect_model(qwen).group("full").bytes_per_token
     assert [rehearsed(qwen, 4, dcp).group("full").bytes_per_token * 4 // whole for dcp in (1, 2, 4)] == [1, 2, 4]
     assert rehearsed(qwen, 4, 4).over(1) == rehearsed(qwen, 4)
@@ -216,6 +223,9 @@ def test_a_class_that_has_changed_is_refused() -> None:
 
 def test_what_transformers_must_not_cut_while_it_reads() -> None:
     """Embeddings and head stay whole; mixers are cut afterwards, in parts that its rules do not know."""
+    kimi = copy.deepcopy(tiny_model("KimiLinear"))
+    kimi.tp_plan["model.layers.*.self_attn.q_proj"] = "colwise"  # of attention, and of mixers of the same name
+    assert "model.layers.*.self_attn.q_proj" in rules_of_reading(kimi)
     rules = rules_of_reading(tiny_model("Qwen3_5"))
     mixer = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
     assert set(rules) == {"lm_head", "model.embed_tokens", *(f"model.layers.*.linear_attn.{part}" for part in mixer)}

@@ -152,6 +152,7 @@ class ModelLayout:
         uniform_starts: True for a model that asks its cache for one length for all rows of a batch: rows run together
             only if they start at the same position.
         tp: Tensor-parallel size that the groups' bytes are for.
+        rank_parameters: Parameters that one rank holds; fewer than all of them where ranks share them.
         gathered: Ranks that split the tokens of full attention. Each holds its tokens' entries of all their heads, so
             where heads are split, an entry has the heads of as many ranks.
     """
@@ -167,6 +168,7 @@ class ModelLayout:
     cost: ComputeCost
     uniform_starts: bool = False
     tp: int = 1
+    rank_parameters: int = 0
     gathered: int = 1
 
     @property

@@ -72,6 +72,7 @@ class Inspection:
             "dtype": str(layout.dtype).removeprefix("torch."),
             "parameters": layout.parameters,
             "active_parameters": layout.active_parameters,
+            "parameters_on_a_rank": layout.rank_parameters,
             "max_tokens": layout.max_tokens,
             "flops": {"linear": layout.cost.linear, "quadratic": layout.cost.quadratic},
             "parallel": {"tp": layout.tp} | {n: getattr(parallel, n) for n in ("dcp", "pcp", "interleave")},
@@ -99,6 +100,8 @@ class Inspection:
         console.print(
             f"  parameters: {self.layout.parameters:,}, of which {self.layout.active_parameters:,} work on a token"
         )
+        if self.layout.tp > 1:
+            console.print(f"  a rank holds {self.layout.rank_parameters:,} of the parameters")
         console.print(f"  block: {format_bytes(self.geometry.block_bytes)} on every rank")
         console.print(f"  memory: {format_bytes(held.bytes)} = {held.blocks:,} blocks on every rank")
         if held.tokens:

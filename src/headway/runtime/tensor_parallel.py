@@ -191,7 +191,7 @@ def layout_of_share(whole: ModelLayout, model: PreTrainedModel, tp: int) -> Mode
     layers = tuple(
         _layer(was, now, found, whole, model, tp) for was, now in zip(whole.layers, found.layers, strict=True)
     )
-    return replace(whole, layers=layers, groups=found.groups, tp=tp)
+    return replace(whole, layers=layers, groups=found.groups, tp=tp, rank_parameters=found.parameters)
 
 
 def _layer(
