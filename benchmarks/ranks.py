@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.cache import CacheGeometry, FullAttention, Recurrent, Step
-from headway.engine import ParallelConfig, SampleSpec, StepOutput, StepWork
+from headway.engine import EngineConfig, ParallelConfig, SampleSpec, StepOutput, StepWork
+from headway.engine.build_drafts import DraftSource
 from headway.engine.rank import CODEC, Loaded, Prepare, Prepared, StepDone, compact
 from headway.engine.ranked import RankedExecutor
 from headway.runtime.attention import Scores
@@ -88,7 +89,7 @@ class EchoRanks:
         self.size = size
         self._ends: list[Connection[bytes, bytes]] = []
         self._processes: list[ForkProcess] = []
-        start = [CODEC.encode(record) for record in (Loaded(1, (), None), Prepared(1))]
+        start = [CODEC.encode(record) for record in (Loaded(1, (), None), Prepared(1, None))]
         for rank in range(size):
             ours, theirs = socket.socketpair()
             output = StepOutput(np.zeros(rows, dtype=np.int32), [None] * rows) if rank == 0 else StepDone()
@@ -137,6 +138,7 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
     for column in ("rows", "message", "packing", *(f"{size} rank(s)" for size in sizes)):
         table.add_column(column, justify="right")
     groups = [FullAttention("full", 1024), Recurrent("state", 8 * 16 * 1024)]
+    nobody = DraftSource.of(EngineConfig())
     for rows in batches:
         cells: list[str] = []
         for size in sizes:
@@ -147,7 +149,7 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
                 lambda size=size, rows=rows: EchoRanks(size, rows), None, "fp32", ParallelConfig(dcp=size)
             )
             executor.load()
-            executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False))
+            executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False, nobody))
             if not cells:
                 packed = CODEC.encode(compact(work, geometry))
                 packing = used(lambda work=work, geometry=geometry: CODEC.encode(compact(work, geometry)), repeats)

@@ -118,7 +118,7 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
 
     Args:
         model: The model, on any device. It is put into evaluation mode; nothing else changes.
-        tp: Tensor-parallel size that the sizes are for: what one rank would store.
+        tp: Tensor-parallel size that the sizes are for: of an engine that divides all heads and states by it.
 
     Raises:
         ModelError: The model keeps something that this runtime cannot hold, or the dry run fails; with the reason.

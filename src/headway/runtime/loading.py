@@ -31,7 +31,6 @@ from headway.runtime.cuts import Rehearsal
 from headway.runtime.distributed import TorchCommunicator
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import ModelLayout
-from headway.runtime.sharded_loading import read_share
 from headway.runtime.sources import BUILTIN, resolve_source
 from headway.runtime.tensor_parallel import layout_of_share, rules_of_reading, split_model
 
@@ -121,6 +120,8 @@ def _load_share(
     name: str, path: str, config: Any, dtype: torch.dtype, ranks: TorchCommunicator
 ) -> tuple[PreTrainedModel, ModelLayout]:
     """Load this rank's share of a model, once it is known to be one that can be shared; with the whole one's layout."""
+    from headway.runtime.sharded_loading import read_share  # what it imports takes a second, and is for ranks only
+
     with _shapes_alone(name, path, dtype) as shapes:
         whole, rules = inspect_model(shapes), rules_of_reading(shapes)
         split_model(shapes, Rehearsal(ranks.size))
@@ -138,7 +139,8 @@ def layout_without_weights(
     Args:
         source: As for `load_model`.
         dtype: As for `load_model`; `auto` as it would be on `device`.
-        tp: Tensor-parallel size that the sizes are for.
+        tp: Tensor-parallel size that the sizes are for: of an engine that divides all heads and states by it. What
+            ranks of Headway store says `layout_of_rank`.
         device: The device that the model would run on; it is not used.
 
     Returns:
