@@ -125,8 +125,9 @@ def _load_share(
     with _shapes_alone(name, path, dtype) as shapes:
         whole, rules = inspect_model(shapes), rules_of_reading(shapes)
         split_model(shapes, Rehearsal(ranks.size))
+        kind = type(shapes)
     with _quiet():
-        model, shares = _load(name, "weights", lambda: read_share(path, config, dtype, ranks.size, rules))
+        model, shares = _load(name, "weights", lambda: read_share(kind, path, config, dtype, ranks.size, rules))
     split_model(model, ranks, shares)
     return model, whole
 

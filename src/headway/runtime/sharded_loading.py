@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.utils import TransformersDeviceMesh
 
@@ -24,11 +24,12 @@ __all__ = ["read_share"]
 
 
 def read_share(
-    path: str, config: Any, dtype: torch.dtype, ranks: int, rules: Mapping[str, str]
+    kind: Any, path: str, config: Any, dtype: torch.dtype, ranks: int, rules: Mapping[str, str]
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Read a rank's share of a model; all ranks of the process group call this together.
 
     Args:
+        kind: The model's class.
         path: The model, as for transformers.
         config: Its config.
         dtype: Type of the weights.
@@ -38,8 +39,6 @@ def read_share(
     Returns:
         The model, in host memory, and the names of the parameters that are this rank's share; the others are whole.
     """
-    known: Any = AutoModelForCausalLM
-    kind: Any = known._model_mapping[type(config)]
     mesh = init_device_mesh("cpu", (1, 1, 1, ranks), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
     experts = init_device_mesh("cpu", (1, 1, ranks, 1), mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"))
 
