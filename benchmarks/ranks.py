@@ -22,6 +22,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -31,8 +32,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from headway.cache import CacheGeometry, FullAttention, Recurrent, Step
-from headway.engine import EngineConfig, ParallelConfig, SampleSpec, StepOutput, StepWork
+from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
+from headway.engine import ParallelConfig, SampleSpec, StepOutput, StepWork
 from headway.engine.build_drafts import DraftSource
 from headway.engine.rank import CODEC, Loaded, Prepare, Prepared, StepDone, compact
 from headway.engine.ranked import RankedExecutor
@@ -133,28 +134,30 @@ def decoding(rows: int, geometry: CacheGeometry, params: SamplingParams) -> Step
     return StepWork(step, tables, [np.ones(1, dtype=np.int32)] * rows, [sample] * rows)
 
 
+def _pack(work: StepWork, geometry: CacheGeometry) -> bytes:
+    return CODEC.encode(compact(work, geometry))
+
+
 def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
     table = Table(title="Driver, microseconds of processor time a step")
     for column in ("rows", "message", "packing", *(f"{size} rank(s)" for size in sizes)):
         table.add_column(column, justify="right")
-    groups = [FullAttention("full", 1024), Recurrent("state", 8 * 16 * 1024)]
-    nobody = DraftSource.of(EngineConfig())
+    groups: list[LayerSpec] = [FullAttention("full", 1024), Recurrent("state", 8 * 16 * 1024)]
     for rows in batches:
         cells: list[str] = []
         for size in sizes:
             parallel = ParallelConfig(dcp=size).layout
             geometry = CacheGeometry(groups, parallel, block_tokens=16)
             work = decoding(rows, geometry, SamplingParams(temperature=0.8))
-            executor = RankedExecutor(
-                lambda size=size, rows=rows: EchoRanks(size, rows), None, "fp32", ParallelConfig(dcp=size)
-            )
+            executor = RankedExecutor(partial(EchoRanks, size, rows), None, "fp32", ParallelConfig(dcp=size))
             executor.load()
+            nobody = DraftSource("none", None, "match", rows)
             executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False, nobody))
             if not cells:
                 packed = CODEC.encode(compact(work, geometry))
-                packing = used(lambda work=work, geometry=geometry: CODEC.encode(compact(work, geometry)), repeats)
+                packing = used(partial(_pack, work, geometry), repeats)
                 cells += [f"{len(packed) / 1024:,.0f} KiB", f"{packing:,.0f}"]
-            cells.append(f"{used(lambda executor=executor, work=work: executor.run(work), repeats):,.0f}")
+            cells.append(f"{used(partial(executor.run, work), repeats):,.0f}")
             executor.close()
         table.add_row(f"{rows:,}", *cells)
     return table
@@ -172,10 +175,10 @@ def merge_rank(rank: int, size: int, path: str, shapes: list[tuple[int, int]], r
     for rows, history in shapes:
         local = history // size
         query, key = torch.randn(rows, heads, 1, width), torch.randn(rows, 2, local, width)
-        own = timed(lambda query=query, key=key: partial_attention(query, key, key, Scores(0.1), None), repeats)
+        own = timed(partial(partial_attention, query, key, key, Scores(0.1), None), repeats)
         part = Partial(torch.randn(rows, heads, 1, width), torch.randn(rows, heads, 1))
         merges = [HeadMerge(ranks, form) for form in FORMS]
-        merging = [timed(lambda merge=merge, part=part: merge(part), repeats) for merge in merges]
+        merging = [timed(partial(merge, part), repeats) for merge in merges]
         found.append((rows, history, own, merging))
     if rank == 0:
         out.put(found)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from headway.replay.clock import Latency, Percentiles, Wait
 from headway.replay.details import LostPrefixes, SharedStretch, Span
 from headway.replay.record import GroupSize, ModelName, RunRecord
 from headway.replay.result import Figures, Kind, Memory, ReplayResult
@@ -15,6 +16,13 @@ def figures(hit: int, lost: dict[str, int], endless: int | None = None) -> Figur
     total = hit + sum(lost.values())
     ceiling = endless if endless is not None else hit + sum(n for k, n in lost.items() if k not in ("parted",))
     return Figures(10, total, hit, 4, hit / total, ceiling, ceiling / total, lost)
+
+
+def latency(p50: float, growth: float = 1.0) -> Latency:
+    """Every time is a multiple of `p50`: 95% within twice as long, 99% within three times. Late ones grow."""
+    times = Percentiles(p50, 1.5 * p50, 2 * p50, 3 * p50, 1.1 * p50)
+    over = [Wait(100.0 * n, 5, wait := p50 * (growth if n > 5 else 1.0), 2 * wait) for n in range(8)]
+    return Latency(20, times, times, times, times, 400.0, 0.5, 900, 3, 5000.0, 250.0, "roofline of a toy", over)
 
 
 def run(

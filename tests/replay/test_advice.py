@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.replay.results import GB, run
+from tests.replay.results import GB, latency, run
 
 from headway.cache import DEFAULT_PLACEMENT
 from headway.cli import main
 from headway.errors import ConfigError
 from headway.replay import generate
-from headway.replay.advice import Study, Variant, advice_text, study
+from headway.replay.advice import Question, Study, Variant, advice_text, study
 from headway.replay.advice.engines import UNSERVED, Setup, beside_running, flags
 from headway.replay.advice.text import split_of
 from headway.replay.record import GroupSize, RunRecord
 from headway.replay.result import Memory
 from headway.replay.sizing import Hardware, ModelChoice
 from headway.replay.sweep import Point
+from headway.replay.timing import ClockChoice
 
 TRACE = generate("mixed", 20, seed=1)
 K3 = ModelChoice("kimi-k3")
@@ -37,7 +38,7 @@ def pretended(hits: dict[int, int], seen: list[Point]) -> Any:
 
 
 def decided(hits: dict[int, int], **hardware: Any) -> Study:
-    return study(K3, Hardware(**(hardware or {"memory": "20GB"})), 8, TRACE, pretended(hits, []))
+    return study(Question(K3, Hardware(**(hardware or {"memory": "20GB"})), 8, TRACE), pretended(hits, []))
 
 
 def test_the_smallest_layout_that_is_good_enough_is_taken() -> None:
@@ -52,7 +53,7 @@ def test_only_layouts_that_the_model_allows_are_run() -> None:
     seen: list[Point] = []
     # Qwen3-Next has 2 key/value heads: on 8 ranks there are 4 copies of each, and only copies can be split by tokens.
     choice = ModelChoice("qwen3-next")
-    found = study(choice, Hardware("20GB"), 8, TRACE, pretended({1: 100, 2: 200, 4: 300}, seen))
+    found = study(Question(choice, Hardware("20GB"), 8, TRACE), pretended({1: 100, 2: 200, 4: 300}, seen))
     assert [variant.name for variant in found.layouts] == ["dcp 1", "dcp 2", "dcp 4"]
     changes = {variant.name: point for variant, point in zip(found.changes, seen[3:], strict=False)}
     assert {point.config.layout.dcp for point in changes.values()} == {4}
@@ -64,12 +65,12 @@ def test_only_layouts_that_the_model_allows_are_run() -> None:
     assert 2 * fp8[0].bytes_per_token == usual[0].bytes_per_token  # type: ignore[union-attr]
     assert bf16[1].state_bytes < usual[1].state_bytes  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="how much memory"):
-        study(choice, Hardware(), 8, TRACE, pretended({}, []))
+        study(Question(choice, Hardware(), 8, TRACE), pretended({}, []))
 
 
 def test_what_has_fewer_bytes_already_is_not_offered_again() -> None:
     small = ModelChoice("kimi-k3", kv_dtype="fp8", state_dtype="bf16")
-    found = study(small, Hardware("endless"), 1, TRACE, pretended({1: 100}, []))
+    found = study(Question(small, Hardware("endless"), 1, TRACE), pretended({1: 100}, []))
     names = {variant.name for variant in found.changes}
     assert not names & {"fp8 attention entries", "bf16 states"}
 
@@ -115,12 +116,12 @@ def test_states_of_running_requests_come_out_of_the_memory() -> None:
     with pytest.raises(ConfigError, match="--running 21: their states alone fill the memory; give fewer"):
         beside_running(1060, 21, 10)
     seen: list[Point] = []
-    study(K3, Hardware("20GB"), 8, TRACE, pretended(dict.fromkeys((1, 2, 4, 8), 100), seen), running=4)
+    study(Question(K3, Hardware("20GB"), 8, TRACE, running=4), pretended(dict.fromkeys((1, 2, 4, 8), 100), seen))
     states = sum(getattr(group, "state_bytes", 0) for group in seen[0].config.groups)
     sglang = {point.config.memory for point in seen if str(point.config.preset).startswith("sglang")}
     assert sglang == {20 * GB - 5 * 4 * states}
     with pytest.raises(ConfigError, match="--running 4000"):
-        study(K3, Hardware("20GB"), 8, TRACE, pretended({}, []), running=4000)
+        study(Question(K3, Hardware("20GB"), 8, TRACE, running=4000), pretended({}, []))
 
 
 def test_windows_are_no_states() -> None:
@@ -150,6 +151,41 @@ def test_imitated_engines_show_what_they_gain() -> None:
     text = advice_text(with_engines, Hardware("20GB"))
     assert "- SGLang: 5.0% -> 25.0% of tokens (+20.0 points), compute saved 5.0% -> 25.0% (+20.0) (sglang, ra" in text
     assert "states to attention as 2 to 1" in text
+
+
+def test_what_was_not_run_says_why() -> None:
+    by_hand = ModelChoice(None, 100, 5_000_000)
+    found = study(Question(by_hand, Hardware("20GB"), 8, TRACE), pretended({1: 100}, []))
+    text = advice_text(found, Hardware("20GB"))
+    assert "Its tokens cannot be split further over these ranks: dcp=2: only copies" in text
+    assert "vLLM: not computed: preset vllm: how many layers attention, state has is not known" in text
+
+
+def test_with_a_clock_there_are_times() -> None:
+    seen: list[Point] = []
+
+    def runs(which: Sequence[Point]) -> list[RunRecord]:
+        seen.extend(which)
+        times = {1: 4.0, 2: 2.0, 4: 1.0, 8: 0.5}
+        hits = {1: 100, 2: 150, 4: 200, 8: 300}
+        return [
+            run(
+                hits[p.config.layout.dcp],
+                {"parted": 500, "evicted": 500 - hits[p.config.layout.dcp]},
+                latency=latency(times[p.config.layout.dcp]) if p.config.timing else None,
+            )
+            for p in which
+        ]
+
+    hardware = Hardware("20GB", "b200", weights="1560GB")
+    found = study(Question(K3, hardware, 8, TRACE, clock=ClockChoice("trace")), runs)
+    assert {point.config.timing is None for point in seen if point.config.preset} == {True}, "they have no clock"
+    assert {point.config.timing is None for point in seen if not point.config.preset} == {False}
+    text = advice_text(found, hardware)
+    assert "- as it is: first token within 4 s for half and 8 s for 95% of the requests" in text
+    assert "- as advised: first token within 500 ms for half and 1 s for 95% of the requests" in text
+    assert "twice the memory: 30.0% (+0.0 points); first token within 1 s for 95%; 20.0 GB a rank" in text
+    assert "imitated engines have no clock" in text
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,15 +127,22 @@ INSPECTED: dict[str, Any] = {
 def test_what_inspect_prints_is_a_model(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(INSPECTED, indent=2))
-    model, tp = inspected_model(path)
-    assert tp == 2
+    model = inspected_model(path, ParallelLayout(tp=2))
     assert model.groups == (FullAttention("full", 64), SlidingWindow("near", 32, 100), Recurrent("state", 5000))
     assert sized_model(ModelChoice(str(path)), ParallelLayout(tp=2)).cost.quadratic == 0.5
     with pytest.raises(ConfigError, match="--tp 4"):
         sized_model(ModelChoice(str(path)), ParallelLayout(tp=4))
+    with pytest.raises(ConfigError, match="inspect with --tp 2 --dcp 2"):
+        sized_model(ModelChoice(str(path)), ParallelLayout(tp=2, dcp=2))
+    with pytest.raises(ConfigError, match=r"--kv-dtype: the bytes that stand in .*mine.json do not change"):
+        sized_model(ModelChoice(str(path), kv_dtype="fp8"), ParallelLayout(tp=2))
+    layers = [{"index": 0, "keeps": {"full": {}}}, {"index": 1, "keeps": {"state": {}}}, {"index": 2, "keeps": {}}]
+    path.write_text(json.dumps(INSPECTED | {"parallel": {"tp": 4, "dcp": 4}, "layers": layers}))
+    for dcp in (1, 2, 4):  # `inspect` has said that 4 copies are there
+        assert sized_model(ModelChoice(str(path)), ParallelLayout(tp=4, dcp=dcp)).layers == {"full": 1, "state": 1}
     path.write_text("{}")
     with pytest.raises(ConfigError, match="not the output of `headway inspect"):
-        inspected_model(path)
+        inspected_model(path, ONE)
 
 
 def test_bytes_by_hand() -> None:

@@ -82,6 +82,14 @@ def test_what_had_to_go_is_named_with_its_age() -> None:
     assert "[0, 60) evicted: the prompt_end checkpoint at 60 was evicted 1.0 s ago" in said(story)
 
 
+def test_of_several_that_had_to_go_the_latest_is_named() -> None:
+    """Two prompts push each other out twice; the fifth request comes back to what went a second ago."""
+    one, other = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
+    story = tell(made([one, other, one, other, one]), replace(CONFIG, memory=500_000, eviction="lru"), 4)
+    assert sorted(mark.ago for mark in story.marks if mark.what == "gone") == [1.0, 3.0]
+    assert "checkpoint at 60 was evicted 1.0 s ago" in said(story)
+
+
 @pytest.mark.parametrize("memory", [3_000_000, None])
 def test_stories_add_up_to_the_replay(memory: int | None) -> None:
     trace, config = generate("mixed", 30, seed=12), replace(CONFIG, memory=memory)
@@ -115,6 +123,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
     code, out, _ = run("-n", "30", "--json")
     assert json.loads(out)["request"] == 30
+    with pytest.raises(SystemExit):
+        main(["replay", "--limit", "40", "--memory", "1GB", "--json"])
+    worst = json.loads(capsys.readouterr().out)["result"]["prefixes"]["worst"][0]
+    assert run("--memory", "1GB")[1].startswith(f"Request {worst['last_request']} of mixed")
     code, _, err = run("-n", "40")
     assert code == 2
     assert "requests 0 to 39" in err

@@ -69,6 +69,7 @@ def test_a_model_by_its_files_is_a_model_like_any_other(config: Path) -> None:
     model = sized_model(ModelChoice(str(config)), ParallelLayout())
     assert model.name == "toy"
     assert model.parameters > 0
+    assert model.layers == {"full": 1, "state": 2}
     assert model.cost.linear > 0
     assert model.cost.quadratic == 2.0 * 4 * (16 + 16), "one layer of 4 query heads over keys and values of 16"
 

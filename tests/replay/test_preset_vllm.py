@@ -1,16 +1,22 @@
 """The vLLM preset, against what its rules give by hand. Blocks have 64 tokens, and a state takes three pages."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent
 from headway.errors import ConfigError
 from headway.replay import ReplayConfig, ReplayResult, Trace, TraceBuilder, replay_trace
+from headway.replay.catalogue import model_of
+from headway.replay.presets.grouping import Grouping, grouped
 from headway.replay.presets.ledger import Ledger
 from headway.replay.presets.paged import PagedCache, PageSizes, Sequence
 from headway.replay.presets.pages import PagePool
 from headway.replay.presets.settings import VllmPreset
 from headway.replay.presets.vllm import _Vllm, vllm_pages
+from headway.replay.sizing import ModelChoice, sized_model
 
 BLOCK, TOKEN = 64, 1000
 PAGE = BLOCK * TOKEN
@@ -26,7 +32,7 @@ def trace(*prompts: list[int], tail: int = 8, answer: int = 4) -> Trace:
 
 
 def run(found: Trace, pages: int | None = None, dcp: int = 1, **settings: object) -> ReplayResult:
-    preset = VllmPreset(block_tokens=BLOCK, **({"running": 1} | settings))  # type: ignore[arg-type]
+    preset = VllmPreset(block_tokens=BLOCK, **({"running": 1, "state_groups": 3} | settings))  # type: ignore[arg-type]
     memory = None if pages is None else (pages + 1) * PAGE  # one page is the null block
     layout = ParallelLayout(tp=dcp, dcp=dcp)
     return replay_trace(found, ReplayConfig(HYBRID, memory, layout, preset=preset))
@@ -167,11 +173,15 @@ def test_prompts_that_never_fit_are_refused() -> None:
 
 
 def test_a_block_is_as_large_as_a_state_needs() -> None:
-    pages = vllm_pages(ReplayConfig([FullAttention("a", 13_824), Recurrent("s", 56_171_520)], None), VllmPreset())
+    k3 = ReplayConfig([FullAttention("a", 13_824), Recurrent("s", 56_171_520)], None)
+    pages = vllm_pages(k3, VllmPreset(state_groups=3))
     assert pages.block_tokens == 1360, "56,171,520 / 3 / 13,824 = 1354.4 tokens, rounded up to a multiple of 16"
     assert pages.page_bytes == 1360 * 13_824
+    pages = vllm_pages(replace(k3, layers={"a": 24, "s": 69}), VllmPreset())
+    assert pages.block_tokens == 1424, "56,171,520 / 69 bytes of a layer's state, 576 of a token: 1413.3 tokens"
+    assert pages.state_groups == 3
     with pytest.raises(ConfigError, match="must be at least 1360"):
-        vllm_pages(ReplayConfig([FullAttention("a", 13_824), Recurrent("s", 56_171_520)], None), VllmPreset(512))
+        vllm_pages(k3, VllmPreset(512, state_groups=3))
     with pytest.raises(ConfigError, match="full attention"):
         vllm_pages(ReplayConfig([Recurrent("s", 100)], None), VllmPreset())
     with pytest.raises(ConfigError, match="context-parallel"):
@@ -179,6 +189,45 @@ def test_a_block_is_as_large_as_a_state_needs() -> None:
             ReplayConfig([FullAttention("a", 10), FullAttention("d", 10, 0, False)], None, ParallelLayout(tp=2, dcp=2)),
             VllmPreset(),
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("kimi-k3", 3),  # 69 layers with states, in groups as large as the 24 of attention
+        ("kimi-linear", 3),  # 20 and 7
+        ("ling-3.0-flash", 5),  # 35 and 7
+        ("qwen3-next", 3),  # 36 and 12
+        ("jamba-v0.1", 7),  # 28 and 4
+        ("bamba-9b", 10),  # 29 and 3
+        ("nemotron-3-nano", 4),  # 23 and 6
+        ("falcon-h1-34b", 1),  # 72 and 72
+    ],
+)
+def test_layers_say_how_many_pages_a_state_takes(name: str, groups: int) -> None:
+    model = model_of(name, ParallelLayout())
+    config = ReplayConfig(model.groups, None, preset="vllm", layers=model.layers)
+    assert vllm_pages(config, VllmPreset()).state_groups == groups
+    found = replay_trace(trace([1]), config)
+    assert f"state_groups={groups}" in found.preset, "the result says what was found"
+
+
+def test_groups_of_layers() -> None:
+    def of(attention: int, states: int, state_groups: int = 0) -> Grouping:
+        groups = [FullAttention("a", 10 * attention), Recurrent("s", 1000 * states)]
+        return grouped(groups, {"a": attention, "s": states}, state_groups)
+
+    assert of(10, 20).state_groups == 2, "the example of vLLM's documentation, with states for windows"
+    assert of(10, 21) == Grouping(3, Fraction(1), Fraction(100)), "a layer's state is 1,000 bytes, its token 10"
+    assert of(10, 14) == Grouping(1, Fraction(14, 10), Fraction(100)), "less than half as many again: padded to 14"
+    assert of(10, 8) == Grouping(1, Fraction(1), Fraction(100))
+    with pytest.raises(ConfigError, match="30 layers of attention would fall into several groups of 10 layers"):
+        of(30, 10)
+    assert of(30, 10, 1).state_groups == 1
+    with pytest.raises(ConfigError, match="how many layers s has is not known: give state_groups"):
+        grouped([FullAttention("a", 10), Recurrent("s", 100)], {"a": 3})
+    draft = sized_model(ModelChoice("kimi-k3", draft="kimi-k3-mla"), ParallelLayout())
+    assert grouped(draft.groups, draft.layers).state_groups == 3, "five layers more of the same kind: 29"
 
 
 def test_a_model_without_states_hits_every_block() -> None:

@@ -22,7 +22,11 @@ from headway.replay.presets.settings import described, preset_of
 
 HYBRID = [FullAttention("attention", 1000), Recurrent("state", 200_000)]
 PLAIN = [FullAttention("attention", 1000)]
-SMALL = ("vllm,block_tokens=80,running=3,step_tokens=200", "vllm,block_tokens=80,retention=dense", "sglang")
+SMALL = (
+    "vllm,state_groups=3,block_tokens=80,running=3,step_tokens=200",
+    "vllm,state_groups=3,block_tokens=80,retention=dense",
+    "sglang",
+)
 
 
 def test_a_preset_is_named_in_text() -> None:
@@ -67,7 +71,7 @@ def test_models_that_are_not_modelled_are_refused(preset: str) -> None:
     with pytest.raises(ConfigError, match="'near' is not modelled"):
         replay_trace(trace, ReplayConfig([*HYBRID, SlidingWindow("near", 100, 50)], 10**8, preset=preset))
     with pytest.raises(ConfigError, match="give more memory"):
-        replay_trace(trace, ReplayConfig(HYBRID, 300_000, preset=preset))
+        replay_trace(trace, ReplayConfig(HYBRID, 300_000, preset=preset, layers={"attention": 1, "state": 3}))
 
 
 def replayed(trace: Trace, preset: str, memory: int | None, **options: object) -> None:

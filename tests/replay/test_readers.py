@@ -143,6 +143,14 @@ def test_chat_logs(tmp_path: Path) -> None:
     assert shared(trace)[1] == len("<|user|>hello\n<|assistant|>hi")
     with pytest.raises(ConfigError, match="--tokenizer"):
         read_trace(tmp_path / "t.jsonl")
+    with pytest.raises(ConfigError, match="--block-tokens: a trace of the format chat"):
+        read_trace(tmp_path / "t.jsonl", tokenizer="bytes", block_tokens=16)
+
+
+def test_a_tokenizer_for_block_hashes_would_do_nothing(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}
+    with pytest.raises(ConfigError, match="--tokenizer: is for chat logs"):
+        read_trace(write(tmp_path / "t.jsonl", [line]), tokenizer="bytes")
 
 
 @pytest.mark.parametrize("content", ["tokens", "hashes"])

@@ -55,10 +55,11 @@ def test_settings_tell_configurations_apart() -> None:
 
 def test_a_clock_is_short_in_a_record_and_whole_in_the_key() -> None:
     slow, fast = (
-        Timing(Roofline(MODEL.cost, flops, 1e12, 1e9, 1.0, 1.0, 1.0), 2.0, 16, 2048) for flops in (1e15, 2e15)
+        Timing(Roofline(MODEL.cost, flops, 1e12, 1e9, 1.0, 1.0, 1.0, gpu="h300"), 2.0, 16, 2048)
+        for flops in (1e15, 2e15)
     )
     made = record_of(record().result, replace(CONFIG, timing=slow), MODEL, generate("chat", 2))
-    assert made.policy["timing"] == "clock trace x2, 16 at once, 2048 a step"
+    assert made.policy["timing"] == {"gpu": "h300", "speed": "x2", "at once": 16, "tokens a step": 2048}
     assert settings_of(replace(CONFIG, timing=slow)) != settings_of(replace(CONFIG, timing=fast))
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from headway.cli import main
 
+BY_HAND = ("--attention-bytes", "1000", "--memory", "1GB")
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
@@ -88,6 +90,24 @@ def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
         (("absent.jsonl", "--model", "kimi-k3", "--memory", "9GB"), 1, "absent.jsonl"),
         ((__file__,), 2, "which model"),
         (("--model", "kimi-k3", "--tp", "8", "--memory", "58MB", "--limit", "9"), 2, "none of the 9 requests fits"),
+        ((__file__, *BY_HAND, "--seed", "3", "--workload", "chat"), 2, "--workload, --seed: is for a generated trace"),
+        (("--format", "mooncake"), 2, "--format: says how a trace is read"),
+        (("--tokenizer", "bytes"), 2, "--tokenizer: says how a trace is read"),
+        ((*BY_HAND, "--kv-dtype", "fp8"), 2, "--kv-dtype: bytes given by hand do not change"),
+        ((*BY_HAND, "--state-dtype", "bf16"), 2, "--state-dtype: bytes given by hand do not change"),
+        ((*BY_HAND, "--tp", "8", "--dcp", "8"), 2, "give --kv-heads"),
+        ((*BY_HAND, "--tp", "8", "--dcp", "8", "--kv-heads", "2"), 2, "2 key/value heads, so 8 ranks hold 4 copies"),
+        (("--state-bytes", "9", "--memory", "1GB", "--tp", "2", "--dcp", "2"), 2, "tokens of full attention"),
+        (("--model", "kimi-linear", "--memory", "1GB", "--kv-heads", "2"), 2, "not both"),
+        (("--clock", "trace", "--gpu", "h200", "--memory", "1GB", "--gpu-share", "0.5"), 2, "--gpu-share: go with"),
+        (
+            ("--model", "minimax-m2", "--memory", "9GB", "--state-dtype", "bf16"),
+            2,
+            "minimax-m2 has no recurrent states",
+        ),
+        (("--outputs", "continuation"), 2, "says itself what was answered"),
+        (("--preset", "vllm", "--clock", "trace", "--gpu", "h200"), 2, "has no clock"),
+        (("--html", "no/such/folder/r.html"), 2, "there is no folder no/such/folder"),
     ],
 )
 def test_faults_are_one_line(
@@ -97,6 +117,27 @@ def test_faults_are_one_line(
     assert ended == code
     assert words in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep", "advise", "explain"])
+def test_a_trace_that_is_not_there_is_told_first(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """Before a model or memory is asked for."""
+    with pytest.raises(SystemExit) as ended:
+        main([command, "absent.jsonl"])
+    assert ended.value.code == 1
+    assert "absent.jsonl: there is no such file or folder" in capsys.readouterr().err
+
+
+def test_bytes_by_hand_can_be_split_where_heads_are_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ("--tp", "8", "--dcp", "4")
+    found = as_json(capsys, "--limit", "20", *BY_HAND, *layout, "--kv-heads", "2")
+    assert found["layout"] == {"tp": 8, "dcp": 4, "pcp": 1}
+    assert as_json(capsys, "--limit", "20", *BY_HAND, *layout, "--kv-heads", "1")["layout"]["dcp"] == 4
+
+
+def test_a_named_draft_follows_its_data_type(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--limit", "20", *BY_HAND, "--draft", "kimi-k3-mla", "--kv-dtype", "fp8")
+    assert [group["bytes"] for group in as_json(capsys, *arguments)["groups"]] == [1000, 2880]
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

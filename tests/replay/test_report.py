@@ -2,18 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.replay.results import GB, run
+from tests.replay.results import GB, latency, run
 
 from headway.cli import main
 from headway.errors import ConfigError
 from headway.replay import ReplayConfig, findings, generate, replay_trace
 from headway.replay.catalogue import model_of
 from headway.replay.labels import run_labels
-from headway.replay.record import record_of
+from headway.replay.record import GroupSize, record_of
 from headway.replay.report import report_page
 
 VOID = {"meta", "br", "path", "use", "circle", "rect", "line", "stop"}
@@ -105,6 +106,36 @@ def test_many_runs_show_the_best_and_the_worst() -> None:
         assert page.count(f">{memory}<") >= 2, "both ends are in the figures and in the table"
 
 
+def test_times_are_shown_where_there_are_any() -> None:
+    assert "How long requests wait" not in read(report_page([run()])).text
+    alone = read(report_page([run(latency=latency(0.2))]))
+    assert "half of the requests have their first token within 200 ms and 95% within 400 ms" in alone.text
+    assert "Times are estimates: roofline of a toy." in alone.text
+    assert "Waits grow" not in alone.text
+    assert len(alone.ids) == len(set(alone.ids))
+    runs = [run(latency=latency(4.0, growth=3.0)), run(memory=7 * GB), run(memory=9 * GB, latency=latency(0.3))]
+    page = read(report_page(runs)).text
+    assert "20 GB: By estimate, half of the requests have their first token within 4 s" in page
+    assert "Waits grow, from 4 s in the first quarter of the requests to 12 s in the last" in page
+    assert "0.9 s" not in page
+    assert "900 ms" in page, "99% of the run with 9 GB"
+
+
+def test_refused_requests_are_neither_new_nor_savable() -> None:
+    """Of 1,000 tokens 300 are refused, of which an endless memory would reuse 100; 400 are new, 100 evicted."""
+    refused = run(200, {"parted": 400, "evicted": 100, "refused": 300}, refused=2)
+    refused = replace(refused, result=replace(refused.result, whole=replace(refused.result.whole, endless_tokens=400)))
+    text = findings.on_waterfall(refused)
+    assert "Of 100 prompt tokens, 40.0 were new" in text
+    assert "2 of 10 requests were refused, with 30.0 of 100 tokens: larger than the memory." in text
+    assert "The largest loss is evicted, 10.0 of 100" in text
+    assert findings.losses(refused) == [("evicted", 100)]
+    page = read(report_page([refused])).text
+    assert "endless memory 40.0%" in page, "not 60%: what was refused would not all be reused"
+    only = run(0, {"parted": 400, "refused": 600}, refused=3)
+    assert "All others were reused" not in findings.on_waterfall(only)
+
+
 def test_no_runs() -> None:
     with pytest.raises(ConfigError, match="at least one run"):
         report_page([])
@@ -118,6 +149,22 @@ def test_labels_are_what_differs() -> None:
     assert run_labels([run(), run(layout=one), run(layout=one)]) == ["dcp 8", "dcp 1", "dcp 1 (2)"]
     lru = {"placement": ["prompt_end", "junction"], "eviction": "lru"}
     assert run_labels([run(), run(policy=lru)]) == ["prompt_end, value", "prompt_end+junction, lru"]
+    clock = {"timing": {"gpu": "h200", "speed": "x1", "at once": 64}}
+    slow, fast = run(policy=clock), run(policy={"timing": clock["timing"] | {"speed": "x2"}})
+    assert run_labels([slow, fast]) == ["speed x1", "speed x2"]
+    assert run_labels([run(policy={"eviction": "lru"}), fast]) == ["lru, clock order", "h200, speed x2, at once 64"]
+
+
+def test_sizes_are_in_a_label_only_where_nothing_else_tells_runs_apart() -> None:
+    small = [GroupSize("attention", "FullAttention", 4000), GroupSize("state", "Recurrent", 50_000_000)]
+    fp8, split = replace(run(), groups=small), replace(run(layout={"tp": 8, "dcp": 1, "pcp": 1}), groups=small)
+    assert run_labels([run(), split]) == ["dcp 8", "dcp 1"]
+    assert run_labels([run(), fp8]) == ["attention 8.0 kB", "attention 4.0 kB"]
+    assert run_labels([run(), fp8, split]) == [
+        "attention 8.0 kB, dcp 8",
+        "attention 4.0 kB, dcp 8",
+        "attention 4.0 kB, dcp 1",
+    ]
 
 
 def test_names_and_focus_can_be_given() -> None:

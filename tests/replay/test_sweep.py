@@ -1,5 +1,6 @@
 """A sweep runs every point once, wherever it runs, and goes on where it was stopped."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from headway import __version__
 from headway.cli import main
 from headway.errors import ConfigError, TraceError
 from headway.replay import ReplayConfig, generate, replay_trace
 from headway.replay.sizing import Hardware, ModelChoice
 from headway.replay.sweep import Grid, Point, SweepFolder, Workload, points_of, run_points
-from headway.replay.sweep.command import finish_points
+from headway.replay.sweep.command import finish_points, tell_counts
 from headway.replay.sweep.grid import numbers, words
+from headway.replay.sweep.release import release_mark
+from headway.replay.timing import ClockChoice
 
 TRACE = generate("mixed", 60, seed=6)
 CHOICE = ModelChoice("kimi-linear")
@@ -126,6 +130,73 @@ def test_a_line_cut_off_by_a_kill_is_done_again(tmp_path: Path) -> None:
         SweepFolder(tmp_path)
     with pytest.raises(ConfigError, match="cannot use"):
         SweepFolder(file)
+
+
+def test_runs_of_another_release_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, which = Workload.of(TRACE, clairvoyant=False), points()
+    finish_points(work, which, SweepFolder(tmp_path), NOWHERE, jobs=1)
+    again = SweepFolder(tmp_path)
+    finish_points(work, points(), again, NOWHERE, jobs=1)
+    assert (again.reused, again.made, again.stale) == (2, 0, 0)
+    for module in ("grid", "folder"):
+        monkeypatch.setattr(f"headway.replay.sweep.{module}.release_mark", lambda: "0.2.0+0")
+    assert not {point.key for point in points()} & {point.key for point in which}
+    file = tmp_path / "runs.jsonl"
+    line = json.dumps({"key": "k", "release": "0.0.1", "run": {"of": "another shape"}})
+    file.write_text(file.read_text() + line + "\n")
+    later, told = SweepFolder(tmp_path), Console(record=True, quiet=False, file=io.StringIO())
+    finish_points(work, points(), later, NOWHERE, jobs=1)
+    assert (later.reused, later.made, later.stale) == (0, 2, 3)
+    tell_counts(later, told)
+    said = " ".join(told.export_text().split())
+    assert "2 runs: 2 new, 0 reused from" in said
+    assert "3 more there were made by another release of Headway" in said
+
+
+def test_a_release_is_its_version_and_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.replay.sweep.release.files", lambda _: tmp_path)
+    for name in ("cache", "engine", "replay"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    marks = []
+    for text in ("x = 1", "x = 2", "x = 1"):
+        (tmp_path / "cache" / "inner" / "policy.py").write_text(text)
+        marks.append(release_mark.__wrapped__())
+    assert marks[0] == marks[2] != marks[1]
+    assert all(mark.startswith(f"{__version__}+") for mark in marks)
+
+
+def test_a_clock_counts_at_every_point() -> None:
+    clock = ClockChoice("trace", speed=20.0)
+    grid = Grid(memory=("1GB", "4GB"), clock=clock)
+    which = points_of(grid, CHOICE, Hardware(gpu="h200", share=0.8), TRACE)
+    assert [point.config.memory for point in which] == [10**9, 4 * 10**9], "beside the GPU, which says how fast it is"
+    found = ran(Workload.of(TRACE, clairvoyant=False), which[:1], jobs=1)[which[0].key]
+    assert found["latency"]["requests"] == len(TRACE)
+    assert not {point.key for point in which} & {point.key for point in points()}
+    twice = points_of(Grid(memory=("1GB",), clock=ClockChoice("trace")), CHOICE, Hardware(gpu="h200"), TRACE)
+    assert twice[0].key not in {point.key for point in which}, "another speed is another run"
+    with pytest.raises(ConfigError, match="preset vllm: preset 'vllm' has no clock"):
+        points_of(Grid(memory=("1GB",), preset=(None, "vllm"), clock=clock), CHOICE, Hardware(gpu="h200"), TRACE)
+
+
+def test_the_command_with_a_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    arguments = ["sweep", "--limit", "15", "--memory", "1GB,4GB", "--clock", "trace", "--gpu", "h200", "--speed", "20"]
+    arguments += ["--model", "kimi-linear", "--out", str(tmp_path), "--no-clairvoyant", "--jobs", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, err
+    for said in ("first token: half", "tokens answered/s", "times are estimates"):
+        assert said in " ".join(out.split())
+    assert "2 runs: 2 new, 0 reused" in " ".join(err.split())
+    assert "How long requests wait (estimates)" in (tmp_path / "report.html").read_text()
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--gpu-share", "0.5"])
+    assert ended.value.code == 2
+    assert "--gpu-share: go with --gpu" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

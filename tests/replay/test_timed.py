@@ -8,11 +8,11 @@ from headway.cache import ComputeCost, FullAttention, LayerSpec, ParallelLayout,
 from headway.errors import ConfigError
 from headway.replay import ReplayConfig, ReplayResult, Roofline, Timing, Trace, TraceBuilder, generate, replay_trace
 from headway.replay.catalogue import model_of
-from headway.replay.clock.latency import Percentiles
+from headway.replay.clock.latency import Percentiles, Wait
 from headway.replay.clock.roofline import roofline_of
 from headway.replay.gpus import Gpu, gpu_of
-from headway.replay.sizing import Hardware, memory_of
-from headway.replay.timing import ClockChoice, timing_of, with_active
+from headway.replay.sizing import Hardware, memory_of, with_active
+from headway.replay.timing import ClockChoice, timing_of
 
 HYBRID: list[LayerSpec] = [FullAttention("attention", 1000), Recurrent("state", 200_000)]
 SLOW = Roofline(ComputeCost(1.0, 0.0), 1000.0, 1e30, 1.0, 1.0, 0.0, 0.0)
@@ -60,8 +60,18 @@ def test_the_roofline_of_a_model_on_gpus() -> None:
 
 def test_percentiles() -> None:
     found = Percentiles.of([float(n) for n in range(101)])
-    assert (found.p50, found.p90, found.p99, found.mean) == pytest.approx((50.0, 90.0, 99.0, 50.0))
-    assert Percentiles.of([]) == Percentiles(0.0, 0.0, 0.0, 0.0)
+    assert found == Percentiles(50.0, 90.0, 95.0, 99.0, 50.0)
+    assert Percentiles.of([]) == Percentiles(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_waits_over_time_are_in_order_of_arrival() -> None:
+    """Of 80 requests in order of their end, the last that ended arrived first; two of them make one of 40 stretches."""
+    arrivals = [float(79 - n) for n in range(80)]
+    found = Wait.over(arrivals, [10.0 * arrival for arrival in arrivals])
+    assert len(found) == 40
+    assert found[0] == Wait(0.0, 2, 5.0, 9.5)
+    assert found[-1] == Wait(78.0, 2, 785.0, 789.5)
+    assert Wait.over([], []) == []
 
 
 def trace(*arrivals: float, prompt: int = 640, answer: int = 11, shared: bool = False) -> Trace:

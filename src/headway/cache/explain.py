@@ -172,7 +172,7 @@ def _deepest_lost(at: Match, low: int, high: int) -> LostCheckpoint | None:
     for node in at.node.path():
         inside = [lost for lost in node.lost if low < lost.position <= high]
         if inside:
-            return max(inside, key=lambda lost: lost.position)
+            return max(reversed(inside), key=lambda lost: lost.position)  # of several at one position, the latest
         if node.start <= low:
             return None
     return None

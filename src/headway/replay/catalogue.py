@@ -13,7 +13,9 @@ An unknown number stays unknown: such a model is refused with what to give inste
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -32,7 +34,17 @@ from headway.cache import (
 from headway.errors import ConfigError, TraceError
 from headway.replay.readers.lines import records
 
-__all__ = ["KV_DTYPES", "STATE_DTYPES", "Model", "catalogue", "draft_of", "inspected_model", "model_of"]
+__all__ = [
+    "KV_DTYPES",
+    "STATE_DTYPES",
+    "Model",
+    "catalogue",
+    "check_copies",
+    "draft_layers",
+    "draft_of",
+    "inspected_model",
+    "model_of",
+]
 
 KV_DTYPES = ("bf16", "fp8", "fp8_ds_mla", "fp32")
 STATE_DTYPES = ("fp32", "bf16")
@@ -53,6 +65,7 @@ class Model:
         parameters: Parameters, 0 if unknown.
         source: Where the sizes are from.
         notes: What to know about them.
+        layers: Layers in each group, by its name, where that is known.
     """
 
     name: str
@@ -62,6 +75,7 @@ class Model:
     parameters: int
     source: str
     notes: tuple[str, ...] = ()
+    layers: Mapping[str, int] = field(default_factory=dict)
 
 
 @cache
@@ -92,6 +106,7 @@ def model_of(name: str, layout: ParallelLayout, *, kv_dtype: str = "bf16", state
     for dtype, known in ((kv_dtype, KV_DTYPES), (state_dtype, STATE_DTYPES)):
         if dtype not in known:
             raise ConfigError(f"unknown dtype {dtype!r}: use one of {', '.join(known)}")
+    counts = {"attention": int(found["attention"]["layers"])}
     groups: list[LayerSpec] = [FullAttention("attention", _token_bytes(name, found["attention"], layout, kv_dtype))]
     for number, layers in enumerate(found.get("windows", ())):
         size = _token_bytes(name, layers, layout, kv_dtype, local=True)
@@ -99,31 +114,58 @@ def model_of(name: str, layout: ParallelLayout, *, kv_dtype: str = "bf16", state
             groups.append(SlidingWindow(f"window{number}", size, layers["window"]))
         else:
             groups.append(ChunkedLocal(f"chunk{number}", size, layers["chunk"]))
+        counts[groups[-1].name] = int(layers["layers"])
     if "state" in found:
         groups.append(Recurrent("state", _state_bytes(name, found["state"], layout, state_dtype)))
+        counts["state"] = int(found["state"]["layers"])
     flops = found.get("flops")
     cost = ComputeCost(flops["linear"], flops["quadratic"]) if flops else ComputeCost()
     notes = tuple(filter(None, (found.get("note"),)))
     source = flops["source"] if flops else ""
-    return Model(name, tuple(groups), cost, source, found.get("parameters", 0), found["source"], notes)
+    return Model(name, tuple(groups), cost, source, found.get("parameters", 0), found["source"], notes, counts)
 
 
-def inspected_model(path: Path) -> tuple[Model, int]:
-    """A model from what `headway inspect MODEL --json` printed, and the tensor-parallel size that it was printed for.
+def check_copies(name: str, heads: int, layout: ParallelLayout) -> None:
+    """Only copies of a key/value head can be split by tokens; a latent row counts as one head.
 
     Raises:
-        ConfigError: The file is something else.
+        ConfigError: There are fewer copies of the `heads` heads of model `name` than `layout.dcp`.
+    """
+    copies = max(1, layout.tp // max(1, heads))
+    if layout.dcp > copies:
+        raise ConfigError(
+            f"dcp={layout.dcp}: {name} has {heads} key/value heads, so {layout.tp} ranks hold {copies} copies of each "
+            f"and only copies can be split by tokens: lower dcp to that"
+        )
+
+
+def inspected_model(path: Path, layout: ParallelLayout) -> Model:
+    """A model from what `headway inspect MODEL --json` printed.
+
+    The file has the sizes of one rank, from which one cannot tell how many key/value heads are copies. But `inspect`
+    refuses a decode-context-parallel size that these do not allow: the file vouches for its own, and what divides it.
+
+    Raises:
+        ConfigError: The file is something else, or was printed for another layout.
     """
     try:
         found = next(records(path)).fields
         groups = tuple(_inspected_group(group) for group in found["groups"])
-        tp, cost = int(found["parallel"]["tp"]), found["flops"]
-        weights = int(found["parameters"])
+        tp, dcp = int(found["parallel"]["tp"]), int(found["parallel"].get("dcp", 1))
+        cost, weights = found["flops"], int(found["parameters"])
+        layers = Counter(kept for layer in found.get("layers", ()) for kept in layer["keeps"])
     except (TraceError, StopIteration, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is not the output of `headway inspect MODEL --json`: {error}") from None
+    if tp != layout.tp or dcp % layout.dcp:
+        wanted = f"--tp {layout.tp}" + (f" --dcp {layout.dcp}" if layout.dcp > 1 else "")
+        raise ConfigError(
+            f"{path} was printed for tp={tp}, dcp={dcp}, not tp={layout.tp}, dcp={layout.dcp}: inspect with {wanted}"
+        )
     cost = ComputeCost(float(cost["linear"]), float(cost["quadratic"]))
     source = f"headway inspect, {path.name}"
-    return Model(str(found.get("model", path.stem)), groups, cost, source, weights, source), tp
+    dtype = found.get("dtype")
+    notes = (f"sizes are in {dtype}, as the file has them; `headway inspect --dtype` prints others",) if dtype else ()
+    return Model(str(found.get("model", path.stem)), groups, cost, source, weights, source, notes, layers)
 
 
 def draft_of(text: str, kv_dtype: str = "bf16") -> LayerSpec:
@@ -146,6 +188,11 @@ def draft_of(text: str, kv_dtype: str = "bf16") -> LayerSpec:
             f"5760, 2048:1 or 4096:0:replicated"
         )
     return FullAttention("draft", int(size), int(lookahead or 0), word != "replicated")
+
+
+def draft_layers(text: str) -> int:
+    """Layers of a draft of the catalogue; 0 for one that is given by its bytes."""
+    return int(catalogue()["drafts"].get(text.lower(), {}).get("layers", 0))
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -176,11 +223,8 @@ def _token_bytes(name: str, layers: dict[str, Any], layout: ParallelLayout, dtyp
     heads, tp = int(layers["kv_heads"]), layout.tp
     if heads % tp and tp % heads:
         raise ConfigError(f"tp={tp}: {name} has {heads} key/value heads; choose a tp that divides or multiplies it")
-    if not local and layout.dcp > max(1, tp // heads):
-        raise ConfigError(
-            f"dcp={layout.dcp}: {name} has {heads} key/value heads, so {tp} ranks hold {max(1, tp // heads)} copies of "
-            f"each and only copies can be split by tokens: lower dcp to that"
-        )
+    if not local:
+        check_copies(name, heads, layout)
     return int(layers["layers"]) * max(1, heads // tp) * _row_bytes(layers["elements"], dtype, latent=False)
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from headway.cache import FullAttention, Recurrent
 from headway.replay.endless import Reading, number_prefixes, read_outputs, sequences
 from headway.replay.scaling import ReplayConfig
+from headway.replay.specs import reach_of
 from headway.replay.trace import Trace
 
 __all__ = ["clairvoyant_hits"]
@@ -60,8 +61,7 @@ def _weights(config: ReplayConfig) -> tuple[float, float]:
         elif isinstance(group, Recurrent):
             state += group.state_bytes
         else:
-            reach = getattr(group, "window", 0) or getattr(group, "chunk", 0)
-            state += group.bytes_per_token * (reach - 1)
+            state += group.bytes_per_token * (reach_of(group) - 1)
     return token, state
 
 

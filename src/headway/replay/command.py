@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.errors import ConfigError
+from headway.option_records import with_records
 from headway.replay import options as opt
+from headway.replay.asked import asked_run
 from headway.replay.catalogue import Model
-from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace, require_trace
+from headway.replay.findings import on_waterfall
+from headway.replay.progress import replaying
 from headway.replay.record import RunRecord, record_of
-from headway.replay.reporting import write_report
+from headway.replay.reporting import require_report, write_report
 from headway.replay.result import ReplayResult
 from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
 from headway.replay.show import show
-from headway.replay.sizing import Hardware, ModelChoice, format_size, memory_of, sized_model
-from headway.replay.timing import ClockChoice, timing_of, with_active
+from headway.replay.sizing import format_size
+from headway.replay.specs import size_of
 from headway.replay.trace import Trace
 
 __all__ = ["replay"]
 
 _EXAMPLE_MEMORY = "8GB"
-_PLACEMENT = ",".join(DEFAULT_PLACEMENT)
 _READ = {
     "never": "answers: no prompt contains an earlier answer (--outputs continuation reads the trace the other way)",
     "continuation": "answers: a prompt that goes on from the end of an earlier one is taken to contain its answer",
@@ -37,41 +35,16 @@ _READ = {
 }
 
 
+@with_records
 def replay(
-    trace: opt.TracePath = None,
-    format: opt.FormatName = "auto",
-    workload: opt.Workload = "mixed",
-    seed: opt.Seed = 0,
-    limit: opt.Limit = None,
-    block_tokens: opt.BlockTokens = None,
-    tokenizer: opt.Tokenizer = None,
-    outputs: opt.Outputs = None,
+    source: opt.TraceFlags,
+    clock: opt.ClockFlags,
+    model: opt.ModelFlags,
+    layout: opt.LayoutFlags,
+    memory: opt.MemoryFlags,
+    policy: opt.PolicyFlags,
     max_answer: opt.MaxAnswer = None,
-    clock: opt.Clock = "order",
-    speed: opt.Speed = 1.0,
-    max_running: opt.MaxRunning = 64,
-    step_tokens: opt.StepTokens = 8192,
-    efficiency: opt.Efficiency = "0.5,0.7",
-    model: opt.ModelName = None,
-    attention_bytes: opt.AttentionBytes = 0,
-    state_bytes: opt.StateBytes = 0,
-    window: opt.Window = None,
-    tp: opt.Tp = 1,
-    dcp: opt.Dcp = 1,
-    pcp: opt.Pcp = 1,
-    draft: opt.Draft = None,
-    kv_dtype: opt.KvDtype = "bf16",
-    state_dtype: opt.StateDtype = "fp32",
-    active_parameters: opt.ActiveParameters = None,
-    memory: opt.MemorySize = None,
-    gpu: opt.Gpu = None,
-    gpus: opt.Gpus = 0,
-    weights: opt.Weights = None,
-    gpu_share: opt.GpuShare = 0.9,
     preset: opt.Preset = None,
-    placement: opt.PlacementKinds = _PLACEMENT,
-    eviction: opt.Eviction = "value",
-    alignment: opt.Alignment = 1,
     html: opt.Html = None,
     as_json: opt.AsJson = False,
     models: opt.ListModels = False,
@@ -98,21 +71,10 @@ def replay(
 
     Hits are counted in whole blocks of the trace. Sizes are those of one rank.
     """
-    require_trace(trace)
-    if trace is None and model is None and not (attention_bytes or state_bytes or window):
-        model = EXAMPLE_MODEL
-        memory = memory or (None if gpu else _EXAMPLE_MEMORY)
-    layout = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp)
-    choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype)
-    sized = with_active(sized_model(choice, layout), active_parameters)
-    hardware = Hardware(memory, gpu, gpus, weights, gpu_share)
-    timing = timing_of(ClockChoice(clock, speed, max_running, step_tokens, efficiency), hardware, sized, layout)
-    room = memory_of(hardware, sized, layout, timed=timing is not None)
-    kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
-    policies = kinds, eviction, alignment, outputs
-    config = ReplayConfig(sized.groups, room, layout, sized.cost, *policies, preset=preset, timing=timing)
-    source = TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer)
-    requests = load_trace(source).cut_answers(max_answer)
+    if html is not None:
+        require_report(html)
+    config, sized = asked_run(source, model, layout, memory, policy, _EXAMPLE_MEMORY, clock=clock, preset=preset)
+    requests = source.load().cut_answers(max_answer)
     result = _run(requests, config)
     record = record_of(result, config, sized, requests)
     if html is not None:
@@ -128,7 +90,7 @@ def _tell(record: RunRecord, result: ReplayResult, notes: Sequence[str], as_json
     console, requests = Console(), result.whole.requests
     if result.refused:
         console.print(f"[bold red]{result.refused:,} of {requests:,} requests are larger than the memory[/]\n")
-    show(result, console, notes)
+    show(result, console, notes, on_waterfall(record))
 
 
 def _require_some(result: ReplayResult, requests: int, room: int | None) -> None:
@@ -145,18 +107,14 @@ def _require_some(result: ReplayResult, requests: int, room: int | None) -> None
 
 
 def _run(requests: Trace, config: ReplayConfig) -> ReplayResult:
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("replay", total=len(requests))
-        result = replay_trace(
-            requests, config, clairvoyant=True, progress=lambda done, _: bar.update(task, completed=done)
-        )
+    with replaying(len(requests)) as progress:
+        result = replay_trace(requests, config, clairvoyant=True, progress=progress)
     _require_some(result, len(requests), config.memory)
     return result
 
 
 def _notes(result: ReplayResult, config: ReplayConfig, model: Model, requests: Trace) -> list[str]:
-    parts = [f"{group.name} {format_size(_bytes(group))}" for group in config.groups]
+    parts = [f"{group.name} {format_size(size_of(group))}" for group in config.groups]
     layout = config.layout
     notes = [
         f"{model.name}, tp {layout.tp}, dcp {layout.dcp}, pcp {layout.pcp}; bytes of one token or state on one rank, "
@@ -184,7 +142,3 @@ def _clock_notes(result: ReplayResult, config: ReplayConfig) -> list[str]:
         f"times are estimates: {result.latency.estimate}; communication and the host's work take no time",
         f"arrivals at {config.timing.speed:g} x the recorded rate, at most {config.timing.max_running} at once",
     ]
-
-
-def _bytes(group: Any) -> int:
-    return int(getattr(group, "bytes_per_token", 0) or group.state_bytes)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.errors import ConfigError
 from headway.replay.trace import Trace
 
 __all__ = [
@@ -87,7 +88,15 @@ class Reading:
 
 
 def read_outputs(trace: Trace, outputs: str | None = None) -> Reading:
-    """Decide how answers are read: as asked, else as the trace's format suggests."""
+    """Decide how answers are read: as asked, else as the trace's format suggests.
+
+    Raises:
+        ConfigError: Asked for continuations of a trace that says itself what was answered.
+    """
+    if outputs == "continuation" and trace.has_answers:
+        raise ConfigError(
+            f"--outputs continuation: {trace.name} says itself what was answered: leave it out, or say never"
+        )
     asked = outputs or trace.outputs
     if asked == "continuation" and not trace.has_answers:
         return Reading("continuation", continuations(trace))

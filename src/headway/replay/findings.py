@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cache import Reason
+from headway.replay.clock.latency import Latency
 from headway.replay.labels import memory_text
 from headway.replay.record import RunRecord
 from headway.replay.result import FORGOTTEN, REFUSED
-from headway.replay.show import MEANING, UNSAVABLE
+from headway.replay.show import MEANING, UNSAVABLE, format_seconds
 from headway.replay.sizing import format_size
 
 __all__ = [
@@ -21,8 +22,12 @@ __all__ = [
     "on_prefixes",
     "on_rates",
     "on_reasons",
+    "on_refused",
     "on_time",
+    "on_waits",
     "on_waterfall",
+    "waits",
+    "waits_growth",
 ]
 
 REMEDIES = {
@@ -40,8 +45,8 @@ _TREND = 5
 
 
 def losses(run: RunRecord) -> list[tuple[str, int]]:
-    """The lines that a memory could have saved, the largest first."""
-    lines = [(name, tokens) for name, tokens in run.result.whole.lost.items() if name not in UNSAVABLE]
+    """The lines that a cache could have saved, the largest first. What was refused is none of them: `on_refused`."""
+    lines = [(name, n) for name, n in run.result.whole.lost.items() if name not in (*UNSAVABLE, REFUSED)]
     return sorted(lines, key=lambda line: -line[1])
 
 
@@ -75,12 +80,67 @@ def on_waterfall(run: RunRecord) -> str:
     total = max(1, whole.prompt_tokens)
     never = sum(tokens for name, tokens in whole.lost.items() if name in UNSAVABLE)
     text = f"Of 100 prompt tokens, {100 * never / total:.1f} were new: no cache can save them."
+    text += f" {on_refused(run)}" if run.result.refused else ""
     if not lost:
-        return f"{text} All others were reused."
+        return f"{text} All others were reused." if whole.hit_tokens else text
     name, tokens = lost[0]
     text += f" The largest loss is {name}, {100 * tokens / total:.1f} of 100: {MEANING[name]}."
     fixed = name == Reason.STATE_NEVER_TAKEN.value and run.policy.get("preset")
     return text if fixed or name not in REMEDIES else f"{text} To mend it: {REMEDIES[name]}."
+
+
+def on_refused(run: RunRecord) -> str:
+    """What became of requests that the memory could never hold; empty where there were none."""
+    refused, whole = run.result.refused, run.result.whole
+    if not refused:
+        return ""
+    share = 100 * whole.lost.get(REFUSED, 0) / max(1, whole.prompt_tokens)
+    who = "request was" if refused == 1 else "requests were"
+    return (
+        f"{refused:,} of {whole.requests:,} {who} refused, with {share:.1f} of 100 tokens: larger than the memory. "
+        f"{REMEDIES[REFUSED].capitalize()}."
+    )
+
+
+def waits(latency: Latency) -> str:
+    """What requests waited for, in a line."""
+    first = latency.first_token
+    return (
+        f"first token within {format_seconds(first.p50)} for half and {format_seconds(first.p95)} for 95% of the "
+        f"requests; {latency.answer_tokens:,.0f} tokens answered a second"
+    )
+
+
+def on_waits(run: RunRecord) -> str:
+    """How long requests wait by the estimates, and whether the traffic is more than the ranks can compute."""
+    latency = run.result.latency
+    if latency is None:
+        return "This run has no times: each request ended before the next began."
+    first, queue = latency.first_token, latency.queue
+    text = (
+        f"By estimate, half of the requests have their first token within {format_seconds(first.p50)} and 95% within "
+        f"{format_seconds(first.p95)}. In the queue, 95% wait for at most {format_seconds(queue.p95)}."
+    )
+    growth = waits_growth(latency)
+    return f"{text} {growth}" if growth else text
+
+
+def waits_growth(latency: Latency) -> str:
+    """That requests come faster than they are computed, if they do; else empty."""
+    spans, quarter = latency.over_time, len(latency.over_time) // 4
+    if quarter < 2:
+        return ""
+    early, late = (
+        sum(span.p50 * span.requests for span in part) / sum(span.requests for span in part)
+        for part in (spans[:quarter], spans[-quarter:])
+    )
+    if late <= 2 * early or 2 * latency.queue.p50 < latency.first_token.p50:
+        return ""
+    return (
+        f"Waits grow, from {format_seconds(early)} in the first quarter of the requests to {format_seconds(late)} in "
+        f"the last: requests come faster than they are computed. Then times follow from the length of the trace: more "
+        f"ranks, or less traffic (--speed), say more."
+    )
 
 
 def on_reasons(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:

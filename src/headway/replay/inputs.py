@@ -56,10 +56,12 @@ def load_trace(choice: TraceChoice) -> Trace:
 
     Raises:
         TraceError: A file that cannot be read as a trace.
-        ConfigError: An unknown format or workload, a tokenizer that is missing, or a limit below 1.
+        ConfigError: An unknown format or workload, a tokenizer that is missing, a limit below 1, or options that would
+            do nothing.
     """
     if choice.limit is not None and choice.limit < 1:
         raise ConfigError(f"--limit {choice.limit}: give a number of requests, 1 or more")
+    _refuse_idle_options(choice)
     if choice.path is None:
         requests = choice.limit or EXAMPLE_REQUESTS
         return generate(choice.workload, requests, seed=choice.seed, block_tokens=choice.block_tokens or 64)
@@ -70,3 +72,15 @@ def load_trace(choice: TraceChoice) -> Trace:
         tokenizer=choice.tokenizer,
         limit=choice.limit,
     )
+
+
+def _refuse_idle_options(choice: TraceChoice) -> None:
+    """Refuse what says how to generate a trace beside a trace, and how to read one where there is none."""
+    usual = TraceChoice(None)
+    generated, read = {"--workload": "workload", "--seed": "seed"}, {"--format": "format", "--tokenizer": "tokenizer"}
+    names = read if choice.path is None else generated
+    wrong = ", ".join(option for option, name in names.items() if getattr(choice, name) != getattr(usual, name))
+    if wrong and choice.path is None:
+        raise ConfigError(f"{wrong}: says how a trace is read, and none is given: name its file or folder")
+    if wrong:
+        raise ConfigError(f"{wrong}: is for a generated trace, and {choice.path} is replayed: leave it out")

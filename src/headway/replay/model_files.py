@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any
 
 from headway.cache import LayerSpec, ParallelLayout, Recurrent
 from headway.errors import ConfigError
-from headway.replay.catalogue import Model
+from headway.replay.catalogue import Model, check_copies
 
 __all__ = ["is_model_files", "model_of_files"]
 
@@ -61,7 +62,9 @@ def model_of_files(path: Path, layout: ParallelLayout, *, kv_dtype: str, state_d
     groups = tuple(_resized(group, found.layers, kv_dtype, state_dtype) for group in found.groups)
     name = path.resolve().name if path.is_dir() else path.resolve().parent.name
     source = "counted from the config: 2 operations a parameter that works on a token, and attention"
-    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {path.name}", (_NOTE,))
+    kept = Counter(e.group for layer in found.layers for e in (layer.tokens, layer.state) if e is not None)
+    file = "config.json" if path.is_dir() else path.name
+    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {file}", (_NOTE,), kept)
 
 
 @lru_cache(maxsize=64)
@@ -79,11 +82,7 @@ def _check_copies(path: Path, layout: ParallelLayout) -> None:
     whole = _inspected(path.resolve(), 1)
     entries = [layer.tokens for layer in whole.layers if layer.tokens is not None and layer.tokens.group == "full"]
     heads = max((entry.fields[0].shape[0] for entry in entries), default=1)
-    if layout.dcp > max(1, layout.tp // heads):
-        raise ConfigError(
-            f"dcp={layout.dcp}: {path} has {heads} key/value heads, so {layout.tp} ranks hold "
-            f"{max(1, layout.tp // heads)} copies of each and only copies can be split by tokens: lower dcp to that"
-        )
+    check_copies(str(path), heads, layout)
 
 
 def _resized(group: LayerSpec, layers: Sequence[Any], kv_dtype: str, state_dtype: str) -> LayerSpec:

@@ -11,12 +11,13 @@ from headway.errors import TraceError
 from headway.replay.catalogue import Model
 from headway.replay.result import ReplayResult
 from headway.replay.scaling import ReplayConfig
+from headway.replay.specs import reach_of, size_of
 from headway.replay.trace import Trace
 
 __all__ = ["GroupSize", "ModelName", "RunRecord", "decode", "record_of", "settings_of"]
 
 T = TypeVar("T")
-_OWN = ("groups", "memory", "layout", "cost")
+_OWN = ("groups", "memory", "layout", "cost", "layers")
 """Fields of a configuration that a record keeps apart from its policy."""
 
 
@@ -46,6 +47,7 @@ class GroupSize:
         lookahead: Later tokens that an entry depends on.
         reach: Tokens of a window or chunk, 0 for other kinds.
         sharded: Its tokens are split over context-parallel ranks.
+        layers: Layers that it has; 0: not known.
     """
 
     name: str
@@ -54,6 +56,7 @@ class GroupSize:
     lookahead: int = 0
     reach: int = 0
     sharded: bool = True
+    layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class RunRecord:
         layout: Sizes tp, dcp and pcp.
         memory: Bytes of one rank for the cache; None for endless.
         cost: Compute of a prompt (linear, quadratic) and where it is from.
-        policy: The other fields of the configuration, by name.
+        policy: The other fields of the configuration, by name. Of its clock: GPU, speed and what a step may hold.
         trace: Format of the trace and tokens in a block of it.
         result: What was found.
     """
@@ -116,7 +119,7 @@ def record_of(result: ReplayResult, config: ReplayConfig, model: Model, trace: T
     """The record of a run."""
     return RunRecord(
         model=ModelName(model.name, model.source, list(model.notes)),
-        groups=[_size(group) for group in config.groups],
+        groups=_sizes(config),
         layout={"tp": config.layout.tp, "dcp": config.layout.dcp, "pcp": config.layout.pcp},
         memory=config.memory,
         cost={
@@ -133,7 +136,7 @@ def record_of(result: ReplayResult, config: ReplayConfig, model: Model, trace: T
 def settings_of(config: ReplayConfig) -> dict[str, Any]:
     """Everything in a configuration that a result depends on, as plain values: two equal ones give equal results."""
     return {
-        "groups": [asdict(_size(group)) for group in config.groups],
+        "groups": [asdict(size) for size in _sizes(config)],
         "layout": asdict(config.layout),
         "memory": config.memory,
         "cost": asdict(config.cost),
@@ -181,16 +184,20 @@ def _decoded(hint: Any, found: Any, where: str) -> Any:
     return found
 
 
-def _size(group: LayerSpec) -> GroupSize:
-    size = int(getattr(group, "bytes_per_token", 0) or getattr(group, "state_bytes", 0))
-    reach = int(getattr(group, "window", 0) or getattr(group, "chunk", 0))
-    return GroupSize(group.name, type(group).__name__, size, group.lookahead, reach, group.sharded)
+def _sizes(config: ReplayConfig) -> list[GroupSize]:
+    return [_size(group, config.layers.get(group.name, 0)) for group in config.groups]
+
+
+def _size(group: LayerSpec, layers: int) -> GroupSize:
+    kind = type(group).__name__
+    return GroupSize(group.name, kind, size_of(group), group.lookahead, reach_of(group), group.sharded, layers)
 
 
 def _policy(config: ReplayConfig) -> dict[str, Any]:
     values = {part.name: getattr(config, part.name) for part in fields(config) if part.name not in _OWN}
     if config.timing is not None:
         clock = config.timing
-        values["timing"] = f"clock trace x{clock.speed:g}, {clock.max_running} at once, {clock.step_tokens} a step"
+        values["timing"] = {"gpu": clock.roofline.gpu, "speed": f"x{clock.speed:g}"}
+        values["timing"] |= {"at once": clock.max_running, "tokens a step": clock.step_tokens}
     plain = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values.items()}
-    return {name: v if isinstance(v, str | int | float | list | None) else str(v) for name, v in plain.items()}
+    return {name: v if isinstance(v, str | int | float | list | dict | None) else str(v) for name, v in plain.items()}

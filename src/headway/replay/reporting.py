@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from headway.errors import ConfigError
 from headway.replay.readers.lines import records
 from headway.replay.record import RunRecord
 
-__all__ = ["read_runs", "report", "write_report"]
+__all__ = ["read_runs", "report", "require_report", "write_report"]
 
 
 def report(
@@ -49,6 +50,20 @@ def read_runs(path: Path) -> list[RunRecord]:
         fields: dict[str, Any] = line.fields
         found.append(RunRecord.from_dict(fields.get("run", fields), line.where))
     return found
+
+
+def require_report(path: Path) -> None:
+    """Notice before a long run that its report could not be written.
+
+    Raises:
+        ConfigError: There is no such folder, or the path is one.
+        ModuleNotFoundError: Without the extra `report`.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("a report needs matplotlib", name="matplotlib")
+    if path.is_dir() or not path.parent.is_dir():
+        wrong = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"cannot write {path}: {wrong}")
 
 
 def write_report(

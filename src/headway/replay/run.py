@@ -31,6 +31,7 @@ from headway.replay.presets.run import run_preset
 from headway.replay.presets.settings import MarconiPreset, described, preset_of
 from headway.replay.result import LINES, REFUSED, Memory, Recording, ReplayResult, figures, kinds
 from headway.replay.scaling import ReplayConfig, Scale, scale
+from headway.replay.specs import checkpoint_blocks
 from headway.replay.trace import Trace
 
 __all__ = ["Stopped", "replay_trace"]
@@ -89,15 +90,10 @@ def _replayed(
         result = _replayed(trace, marconi_config(config, settings, alpha), reading, matches, progress)
         return replace(result, preset=described(replace(settings, alpha=alpha)))
     if settings is not None:
-        if config.timing is not None:
-            raise ConfigError(
-                f"preset {config.preset!r} has no clock: arrival times are replayed for the cache itself and for "
-                f"marconi; use clock 'order'"
-            )
         found = run_preset(trace, config, settings, reading, matches, progress)
         size = found.grain, found.block_bytes, found.blocks
         result = _result(trace, config, size, reading, matches, found.recording, time.process_time() - began)
-        return replace(result, preset=described(settings))
+        return replace(result, preset=described(found.settings))
     if config.timing is not None:
         timed = TimedRun(trace, config, config.timing, reading, matches, progress)
         latency = timed.all()
@@ -134,10 +130,7 @@ class _Run:
         self._now = 0.0
         self._cache = PrefixCache(sized.cache, clock=lambda: self._now)
         self._counters = self._cache.counters
-        self._held = sum(
-            table.state_blocks or -(-(table.window or table.chunk) // table.span)
-            for table in self._cache.geometry.tail_tables
-        )
+        self._held = checkpoint_blocks(self._cache.geometry)
         self._fresh = _FRESH
         self._resends = sized.cache.checkpoint_alignment == 1 and (
             "prompt_end" in sized.cache.placement or not self._cache.geometry.tail_tables

@@ -12,7 +12,7 @@ tokens (width 1) needs none of this: it is run with the true layout and blocks o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway.cache import (
@@ -29,7 +29,8 @@ from headway.cache import (
 from headway.cache.placement import DEFAULT_PLACEMENT
 from headway.errors import ConfigError
 from headway.replay.clock.roofline import Timing
-from headway.replay.presets.settings import Preset, preset_of
+from headway.replay.presets.settings import Preset, SglangPreset, VllmPreset, preset_of
+from headway.replay.specs import checkpoint_blocks, reach_of
 
 __all__ = ["ReplayConfig", "Scale", "scale"]
 
@@ -54,6 +55,7 @@ class ReplayConfig:
         history_tokens: Tokens of evicted paths that are remembered; None: the cache's default.
         preset: Imitate another engine: "vllm", "sglang" or "marconi", with settings as in "vllm,running=32", or a
             record from `headway.replay`. Placement, eviction and alignment are then the preset's.
+        layers: Layers in each group, by its name, as far as that is known; the preset `vllm` groups its pages by them.
         timing: Arrivals as recorded and steps that take time; None: each request ends before the next begins.
     """
 
@@ -68,6 +70,7 @@ class ReplayConfig:
     history_tokens: int | None = None
     preset: str | Preset | None = None
     timing: Timing | None = None
+    layers: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -82,7 +85,13 @@ class ReplayConfig:
         if self.alignment < 1:
             raise ConfigError(f"alignment is {self.alignment} tokens, it must be at least 1")
         chosen = tuple(self.placement), self.eviction, self.alignment
-        if preset_of(self.preset) is not None and chosen != (DEFAULT_PLACEMENT, "value", 1):
+        preset = preset_of(self.preset)
+        if self.timing is not None and isinstance(preset, VllmPreset | SglangPreset):
+            raise ConfigError(
+                f"preset {self.preset!r} has no clock: arrival times are replayed for the cache itself and for "
+                f"marconi; use clock 'order'"
+            )
+        if preset is not None and chosen != (DEFAULT_PLACEMENT, "value", 1):
             raise ConfigError("placement, eviction and alignment are the preset's: leave them out, or the preset")
 
 
@@ -121,9 +130,9 @@ def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: 
     groups, layout, block_tokens = _in_symbols(config, symbol)
     probe = CacheConfig(groups, 1, block_tokens=block_tokens, layout=layout).geometry()
     if config.memory is None:
-        states = sum(t.state_blocks or -(-(t.window or t.chunk) // t.span) for t in probe.tail_tables)
         spans = max(1, min((t.span for t in probe.prefix_tables), default=1))
-        blocks = 2 * (endless_symbols * parts // spans + 4 * requests) + (4 * requests + 64) * states + 1024
+        endless = 2 * (endless_symbols * parts // spans + 4 * requests)
+        blocks = endless + (4 * requests + 64) * checkpoint_blocks(probe) + 1024
     else:
         blocks = config.memory // probe.block_bytes
     if blocks < 1:
@@ -162,8 +171,7 @@ def _in_symbols(config: ReplayConfig, symbol: int) -> tuple[list[LayerSpec], Par
     weights: dict[object, int] = {}
     for group in groups:
         if not isinstance(group, Recurrent):
-            need = getattr(group, "window", 0) or getattr(group, "chunk", 0)
-            key = (type(group), group.sharded, need)
+            key = (type(group), group.sharded, reach_of(group))
             weights[key] = weights.get(key, 0) + group.bytes_per_token
     each = list(weights.values()) or [1]
     return groups, ParallelLayout(), -(-max(each) // each[0])

@@ -39,10 +39,12 @@ _WORST = 5
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
-def show(result: ReplayResult, console: Console, notes: Sequence[str] = ()) -> None:
-    """Print a result, and below it what to know about how it was made."""
+def show(result: ReplayResult, console: Console, notes: Sequence[str] = (), finding: str = "") -> None:
+    """Print a result, below the waterfall what it says in words, and at the end how it was made."""
     console.print(_rates(result))
     console.print(_waterfall(result.whole))
+    if finding:
+        console.print(finding, "", sep="\n", markup=False, highlight=False)
     if result.kinds:
         console.print(_kinds(result))
     if result.prefixes.worst:
@@ -85,14 +87,14 @@ def _rate_cells(figures: Figures) -> tuple[str, ...]:
 
 
 def _waterfall(figures: Figures) -> Table:
-    """Where the tokens went: first what no memory could save, then what this one lost, then what it reused."""
+    """Where the tokens went: first refused, then what no memory could save, what this one lost, and what it reused."""
     table = _table("Where the prompt tokens went (whole trace)")
     for column, right in (("line", False), ("tokens", True), ("share", True), ("", False)):
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     table.add_column("why")
     total, done = max(1, figures.prompt_tokens), 0
-    lines = [(name, figures.lost[name], "dim") for name in UNSAVABLE if figures.lost.get(name)]
-    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in UNSAVABLE]
+    lines = [(name, figures.lost[name], "dim") for name in (REFUSED, *UNSAVABLE) if figures.lost.get(name)]
+    lines += [(name, n, "red") for name, n in figures.lost.items() if name not in (REFUSED, *UNSAVABLE)]
     for name, tokens, style in [*lines, ("reused", figures.hit_tokens, "green")]:
         left, width = round(done / total * _BAR), max(1, round(tokens / total * _BAR)) if tokens else 0
         bar = Text(" " * min(left, _BAR - width) + "█" * width, style=style)
@@ -137,7 +139,7 @@ def _over_time(result: ReplayResult) -> str:
 def _latency(latency: Latency) -> Table:
     table = _table(f"What requests would wait for, estimated ({latency.requests:,} requests)")
     table.add_column("", no_wrap=True)
-    for column in ("half", "90%", "99%", "mean"):
+    for column in ("half", "90%", "95%", "99%", "mean"):
         table.add_column(column, justify="right")
     rows = (
         ("in the queue", latency.queue),
@@ -146,7 +148,7 @@ def _latency(latency: Latency) -> Table:
         ("for the whole answer", latency.total),
     )
     for name, times in rows:
-        table.add_row(name, *(format_seconds(t) for t in (times.p50, times.p90, times.p99, times.mean)))
+        table.add_row(name, *(format_seconds(t) for t in (times.p50, times.p90, times.p95, times.p99, times.mean)))
     table.caption = (
         f"{latency.computed_tokens:,.0f} tokens computed and {latency.answer_tokens:,.0f} answered a second, busy "
         f"{latency.busy:.0%} of {format_seconds(latency.seconds)}; {latency.preemptions:,} preemptions"

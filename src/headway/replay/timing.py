@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from headway.cache import ComputeCost, ParallelLayout
+from headway.cache import ParallelLayout
 from headway.errors import ConfigError
 from headway.replay.catalogue import Model
 from headway.replay.clock.roofline import Timing, roofline_of
 from headway.replay.gpus import gpu_of
 from headway.replay.sizing import Hardware, checked_ranks, weights_of
 
-__all__ = ["ClockChoice", "timing_of", "with_active"]
-
-_COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmbt]?)\s*", re.IGNORECASE)
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+__all__ = ["ClockChoice", "timing_of"]
 
 
 @dataclass(frozen=True)
@@ -36,25 +32,10 @@ class ClockChoice:
     step_tokens: int = 8192
     efficiency: str = "0.5,0.7"
 
-
-def with_active(model: Model, active: str | None) -> Model:
-    """The model with its compute from the parameters that work on a token, given as text such as `3B`.
-
-    Attention keeps what is known of it; otherwise it is taken to cost as much as the rest at 100k tokens.
-
-    Raises:
-        ConfigError: Not a number.
-    """
-    if active is None:
-        return model
-    match = _COUNT.fullmatch(active)
-    if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"--active-parameters {active!r}: write it like 3B or 780M")
-    linear = 2 * float(match[1]) * _UNITS[match[2].lower()]
-    assumed = ComputeCost()
-    quadratic = model.cost.quadratic if model.cost_source else linear * assumed.quadratic / assumed.linear
-    source = f"2 x {active} active parameters, as given"
-    return replace(model, cost=ComputeCost(linear, quadratic), cost_source=source)
+    @property
+    def timed(self) -> bool:
+        """Whether arrival times count."""
+        return self.clock == "trace"
 
 
 def timing_of(choice: ClockChoice, hardware: Hardware, model: Model, layout: ParallelLayout) -> Timing | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +13,15 @@ import typer
 from rich.console import Console
 
 from headway.errors import ConfigError
+from headway.option_records import with_records
 from headway.replay import options as opt
-from headway.replay.advice.study import Study, study
+from headway.replay.advice.study import Question, Study, study
 from headway.replay.advice.text import advice_text
-from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
 from headway.replay.model_files import is_model_files
 from headway.replay.record import RunRecord
 from headway.replay.reporting import write_report
-from headway.replay.sizing import Hardware, ModelChoice
-from headway.replay.sweep.command import finish_points
+from headway.replay.sizing import ModelChoice
+from headway.replay.sweep.command import finish_points, tell_counts
 from headway.replay.sweep.folder import SweepFolder
 from headway.replay.sweep.grid import Point
 from headway.replay.sweep.workers import Workload
@@ -30,43 +31,40 @@ __all__ = ["advise"]
 _EXAMPLE_MEMORY = "8GB"
 
 
+@dataclass(frozen=True)
+class _MemoryFlags(opt.MemoryFlags):
+    """The memory; the number of GPUs is also the default of --tp."""
+
+    gpus: Annotated[int, opt.option("Memory", "GPUs for one copy of the model.")] = 0
+
+
+@dataclass(frozen=True)
+class _RunFlags(opt.RunFlags):
+    """Where runs are done; the folder gets the advice as well."""
+
+    out: Annotated[Path, opt.option(opt.RUNNING, "Folder for runs, report and advice.")] = Path("headway-advice")
+
+
+@with_records
 def advise(
-    trace: opt.TracePath = None,
-    model: opt.ModelName = None,
-    gpu: opt.Gpu = None,
-    gpus: Annotated[int, typer.Option(help="GPUs for one copy of the model.", rich_help_panel="Memory")] = 0,
-    memory: opt.MemorySize = None,
-    weights: opt.Weights = None,
-    gpu_share: opt.GpuShare = 0.9,
-    tp: Annotated[
-        int, typer.Option(help="Tensor-parallel size; 0: as many as --gpus.", rich_help_panel="Model and layout")
-    ] = 0,
-    kv_dtype: opt.KvDtype = "bf16",
-    state_dtype: opt.StateDtype = "fp32",
-    draft: opt.Draft = None,
-    attention_bytes: opt.AttentionBytes = 0,
-    state_bytes: opt.StateBytes = 0,
-    window: opt.Window = None,
-    running: Annotated[
-        int, typer.Option(help="Requests that run at once, for SGLang's state slots.", rich_help_panel="Memory")
-    ] = 16,
-    format: opt.FormatName = "auto",
-    workload: opt.Workload = "mixed",
-    seed: opt.Seed = 0,
-    limit: opt.Limit = None,
-    block_tokens: opt.BlockTokens = None,
-    tokenizer: opt.Tokenizer = None,
-    outputs: opt.Outputs = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs, report and advice.")] = Path("headway-advice"),
-    jobs: Annotated[int, typer.Option(help="Processes; 0: one a processor.")] = 0,
-    ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster.")] = False,
+    source: opt.TraceFlags,
+    clock: opt.ClockFlags,
+    model: opt.ModelFlags,
+    memory: _MemoryFlags,
+    where: _RunFlags,
+    tp: Annotated[int, opt.option("Model and layout", "Tensor-parallel size; 0: as many as --gpus.")] = 0,
+    kv_dtype: opt.KvDtype = ModelChoice.kv_dtype,
+    state_dtype: opt.StateDtype = ModelChoice.state_dtype,
+    running: Annotated[int, opt.option("Memory", "Requests that run at once, for SGLang's state slots.")] = 16,
     as_json: opt.AsJson = False,
 ) -> None:
     """Say what to set for this traffic and model, what it gains, and what to watch.
 
-        headway advise trace.jsonl --model kimi-k3 --gpu b200 --gpus 8 --weights 800GB
+        headway advise trace.jsonl --model kimi-k3 --gpu b200 --gpus 16 --weights 1560GB
 
         headway advise trace.jsonl --model qwen3-next --tp 4 --memory 30GB
+
+        headway advise trace.jsonl --model kimi-linear --gpu h200 --clock trace   # with times, as estimates
 
     It runs the sweep that matters (layouts, then one change at a time), and prints a short text with the command lines
     for Headway, vLLM and SGLang. The runs, `report.html` and `advice.md` stay in the folder `--out`; stopped, it goes
@@ -74,28 +72,37 @@ def advise(
 
     Without arguments it advises on a generated workload, to show what it says.
     """
-    console = Console(stderr=True)
-    if trace is None and model is None and not (attention_bytes or state_bytes or window):
-        model, memory = EXAMPLE_MODEL, memory or (None if gpu else _EXAMPLE_MEMORY)
+    console, gpus = Console(stderr=True), memory.gpus
+    model, size = opt.example_memory(source, model, memory.memory, memory.gpu, _EXAMPLE_MEMORY)
     if gpus and tp and gpus != tp:
         raise ConfigError(f"--gpus {gpus} and --tp {tp}: one copy of the model takes as many GPUs as --tp")
     if running < 0:
         raise ConfigError(f"--running is {running}: give a number of requests")
-    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
-    choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype)
-    hardware = Hardware(memory, gpu, 0, weights, gpu_share)
-    folder, work = SweepFolder(out), Workload.of(requests, outputs)
+    requests = source.load()
+    hardware = replace(memory, memory=size, gpus=0).hardware()
+    folder, work = SweepFolder(where.out), Workload.of(requests, source.outputs)
 
     def run(points: Sequence[Point]) -> list[RunRecord]:
-        return finish_points(work, points, folder, console, jobs=jobs, ray=ray)
+        return finish_points(work, points, folder, console, jobs=where.jobs, ray=where.ray)
 
-    found = study(choice, hardware, tp or gpus or 1, requests, run, outputs, running=running)
-    text = advice_text(found, hardware, running=running, checkpoint=_checkpoint(model), draft=draft is not None)
-    (out / "advice.md").write_text(text, encoding="utf-8")
+    question = Question(
+        model.choice(kv_dtype, state_dtype),
+        hardware,
+        tp or gpus or 1,
+        requests,
+        source.outputs,
+        clock.choice(),
+        running,
+    )
+    found = study(question, run)
+    checkpoint = _checkpoint(model.model)
+    text = advice_text(found, hardware, running=running, checkpoint=checkpoint, draft=model.draft is not None)
+    (where.out / "advice.md").write_text(text, encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({"advice": text, "runs": [one.run.as_dict() for one in found.variants]}, indent=2))
     else:
         Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    tell_counts(folder, console)
     _draw(found, folder, console)
 
 

@@ -15,19 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from headway.cache import ParallelLayout, Recurrent
 from headway.errors import ConfigError
 from headway.replay.advice.engines import beside_running
-from headway.replay.model_files import is_model_files
 from headway.replay.record import RunRecord
 from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
 from headway.replay.sweep.grid import Grid, Point, points_of
+from headway.replay.timing import ClockChoice
 from headway.replay.trace import Trace
 
-__all__ = ["ENGINES", "Study", "Variant", "study"]
+__all__ = ["ENGINES", "Question", "Study", "Variant", "study"]
 
 ENGINES = ("vllm", "sglang")
 """Engines that are imitated, by the name of their preset."""
@@ -61,6 +60,8 @@ class Study:
         best: The layout taken.
         changes: Changes of one setting on that layout.
         engines: By engine: as it comes today, on the new layout, and with its best settings.
+        refused: Why no larger decode-context-parallel size was run; empty where all were.
+        absent: By engine that was not run: why not.
     """
 
     today: Variant
@@ -68,6 +69,8 @@ class Study:
     best: Variant
     changes: Sequence[Variant]
     engines: Mapping[str, Sequence[Variant]] = field(default_factory=dict)
+    refused: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def variants(self) -> list[Variant]:
@@ -75,80 +78,96 @@ class Study:
         return [*self.layouts, *self.changes, *(variant for runs in self.engines.values() for variant in runs)]
 
 
-Runner = Callable[[Sequence[Point]], Sequence[RunRecord]]
+@dataclass(frozen=True)
+class Question:
+    """What advice is wanted for.
 
-
-def study(
-    choice: ModelChoice,
-    hardware: Hardware,
-    tp: int,
-    trace: Trace,
-    run: Runner,
-    outputs: str | None = None,
-    *,
-    running: int = 16,
-) -> Study:
-    """Do the runs that matter.
-
-    Args:
+    Attributes:
         choice: The model, with the data types in use.
         hardware: Memory or GPUs.
         tp: Tensor-parallel size.
         trace: The trace.
-        run: Does the runs.
         outputs: How answers are read.
+        clock: Whether arrival times count. Imitated engines have no clock: theirs are one after another.
         running: Requests that run at once; in SGLang their states come out of the memory of the cache.
+    """
+
+    choice: ModelChoice
+    hardware: Hardware
+    tp: int
+    trace: Trace
+    outputs: str | None = None
+    clock: ClockChoice = field(default_factory=ClockChoice)
+    running: int = 16
+
+
+Runner = Callable[[Sequence[Point]], Sequence[RunRecord]]
+
+
+def study(asked: Question, run: Runner) -> Study:
+    """Do the runs that matter.
+
+    Args:
+        asked: What advice is wanted for.
+        run: Does the runs.
 
     Raises:
         ConfigError: A model or memory that cannot work, or `running` requests whose states fill the memory.
     """
-    base: dict[str, Any] = {"tp": tp, "kv_dtype": choice.kv_dtype, "state_dtype": choice.state_dtype}
+    choice = asked.choice
+    base: dict[str, Any] = {"tp": asked.tp, "kv_dtype": choice.kv_dtype, "state_dtype": choice.state_dtype}
 
     def variants(wanted: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
         settings = {name: base | dict(change) for name, change in wanted.items()}
-        points = [_point(values, choice, hardware, trace, outputs) for values in settings.values()]
+        points = [_point(values, asked) for values in settings.values()]
         return [Variant(n, v, r) for (n, v), r in zip(settings.items(), run(points), strict=True)]
 
-    left = _left_by_sglang(choice, hardware, tp, running)
-    sizes = _allowed(choice, hardware, tp)
+    left = _left_by_sglang(asked)
+    sizes, refused = _allowed(asked)
     layouts = variants({f"dcp {dcp}": {"dcp": dcp} for dcp in sizes})
     most = max(variant.run.result.whole.compute_saved for variant in layouts)
     best = next(v for v in layouts if v.run.result.whole.compute_saved >= most - _ENOUGH)
     changes = variants(_changes(best, choice))
-    engines = {}
+    engines: dict[str, list[Variant]] = {}
+    absent: dict[str, str] = {}
     for name in ENGINES:
-        engines[name] = _engine(name, best, left, variants)
-    return Study(layouts[0], layouts, best, changes, {name: runs for name, runs in engines.items() if runs})
-
-
-def _point(
-    values: Mapping[str, Any], choice: ModelChoice, hardware: Hardware, trace: Trace, outputs: str | None
-) -> Point:
-    grid = Grid(**{name: (value,) for name, value in values.items()}, outputs=outputs)
-    return points_of(grid, choice, hardware, trace)[0]
-
-
-def _allowed(choice: ModelChoice, hardware: Hardware, tp: int) -> list[int]:
-    """Divisors of tp that the model's heads allow as decode-context-parallel size; 1 must work."""
-    sizes = []
-    for dcp in (size for size in range(1, tp + 1) if tp % size == 0):
-        layout = ParallelLayout(tp=tp, dcp=dcp)
         try:
-            memory_of(hardware, sized_model(choice, layout), layout)
+            engines[name] = variants(_engine(name, best, left))
+        except ConfigError as error:  # the preset cannot hold this model
+            absent[name] = str(error)
+    return Study(layouts[0], layouts, best, changes, engines, refused, absent)
+
+
+def _point(values: Mapping[str, Any], asked: Question) -> Point:
+    clock, hardware = asked.clock, asked.hardware
+    if values.get("preset"):
+        clock, hardware = ClockChoice(), hardware if hardware.memory is None else Hardware(hardware.memory)
+    grid = Grid(**{name: (value,) for name, value in values.items()}, outputs=asked.outputs, clock=clock)
+    return points_of(grid, asked.choice, hardware, asked.trace)[0]
+
+
+def _allowed(asked: Question) -> tuple[list[int], str]:
+    """Divisors of tp that work as decode-context-parallel size, and why the first other one does not; 1 must work."""
+    sizes, refused = [], ""
+    for dcp in (size for size in range(1, asked.tp + 1) if asked.tp % size == 0):
+        layout = ParallelLayout(tp=asked.tp, dcp=dcp)
+        try:
+            memory_of(asked.hardware, sized_model(asked.choice, layout), layout, timed=asked.clock.timed)
             sizes.append(dcp)
-        except ConfigError:
+        except ConfigError as error:
             if dcp == 1:
                 raise
-    return sizes
+            refused = refused or str(error)
+    return sizes, refused
 
 
-def _left_by_sglang(choice: ModelChoice, hardware: Hardware, tp: int, running: int) -> int | None:
+def _left_by_sglang(asked: Question) -> int | None:
     """Bytes of a rank that SGLang's running requests leave for its cache; None for endless. States are not split."""
-    layout = ParallelLayout(tp=tp)
-    model = sized_model(choice, layout)
-    memory = memory_of(hardware, model, layout)
+    layout = ParallelLayout(tp=asked.tp)
+    model = sized_model(asked.choice, layout)
+    memory = memory_of(asked.hardware, model, layout, timed=asked.clock.timed)
     states = sum(group.state_bytes for group in model.groups if isinstance(group, Recurrent))
-    return None if memory is None else beside_running(memory, running, states)
+    return None if memory is None else beside_running(memory, asked.running, states)
 
 
 def _changes(best: Variant, choice: ModelChoice) -> dict[str, dict[str, Any]]:
@@ -157,7 +176,7 @@ def _changes(best: Variant, choice: ModelChoice) -> dict[str, dict[str, Any]]:
     if memory is not None:
         wanted["half the memory"] = dcp | {"memory": str(memory // 2)}
         wanted["twice the memory"] = dcp | {"memory": str(memory * 2)}
-    if choice.name is not None and _has_dtypes(choice.name):
+    if choice.has_dtypes:
         if choice.kv_dtype in ("bf16", "fp32"):
             wanted["fp8 attention entries"] = dcp | {"kv_dtype": "fp8"}
         if choice.state_dtype == "fp32" and any(group.kind == Recurrent.__name__ for group in best.run.groups):
@@ -165,17 +184,10 @@ def _changes(best: Variant, choice: ModelChoice) -> dict[str, dict[str, Any]]:
     return wanted
 
 
-def _has_dtypes(name: str) -> bool:
-    """Whether the model's bytes follow from data types, and are not fixed in a file."""
-    return is_model_files(Path(name)) or not Path(name).is_file()
-
-
-def _engine(
-    name: str, best: Variant, left: int | None, variants: Callable[[Mapping[str, Mapping[str, Any]]], list[Variant]]
-) -> list[Variant]:
-    """Runs of an imitated engine, or none where the preset cannot hold this model; SGLang's in what is `left`."""
+def _engine(name: str, best: Variant, left: int | None) -> dict[str, dict[str, Any]]:
+    """Runs of an imitated engine; SGLang's in what is `left`."""
     dcp = best.values["dcp"]
-    wanted = {f"{name} today": {"preset": name, "dcp": 1}}
+    wanted: dict[str, dict[str, Any]] = {f"{name} today": {"preset": name, "dcp": 1}}
     if name == "sglang":
         split = {f"{name}, dcp {dcp}, ratio {r:g}": f"{name},memory_ratio={r}" for r in _RATIOS}
         wanted |= {text: {"preset": preset, "dcp": dcp} for text, preset in split.items()}
@@ -183,7 +195,4 @@ def _engine(
             wanted = {text: change | {"memory": str(left)} for text, change in wanted.items()}
     elif dcp > 1:
         wanted[f"{name}, dcp {dcp}"] = {"preset": name, "dcp": dcp}
-    try:
-        return variants(wanted)
-    except ConfigError:
-        return []
+    return wanted

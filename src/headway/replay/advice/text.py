@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from headway.replay.advice.engines import VERSIONS, WATCH, Setup, flags
 from headway.replay.advice.study import Study, Variant
-from headway.replay.findings import losses, on_memory, on_waterfall
+from headway.replay.findings import losses, on_memory, on_waterfall, waits, waits_growth
 from headway.replay.labels import memory_text
 from headway.replay.record import RunRecord
 from headway.replay.result import Figures
+from headway.replay.show import format_seconds
 from headway.replay.sizing import Hardware, format_size
 
 __all__ = ["advice_text", "split_of"]
@@ -68,7 +69,8 @@ def _layout(found: Study) -> Iterator[str]:
     best, whole = found.best, found.best.run.result.whole
     sizes = ", ".join(f"{v.name}: {v.run.result.whole.token_hit_rate:.1%}" for v in found.layouts)
     if len(found.layouts) == 1:
-        yield f"Layout: tp {best.values['tp']}. Its tokens cannot be split further over these ranks."
+        why = f": {found.refused}" if found.refused else ""
+        yield f"Layout: tp {best.values['tp']}. Its tokens cannot be split further over these ranks{why}."
         return
     if best is found.today:
         yield f"Layout: leave it. Splitting tokens over ranks gains less than half a point ({sizes})."
@@ -107,12 +109,34 @@ def _gains(found: Study) -> Iterator[str]:
             top = max(runs, key=lambda v: v.run.result.whole.compute_saved)
             yield f"- {engine}: {_step(runs[0].run.result.whole, top.run.result.whole)} ({top.name})"
         else:
-            yield f"- {engine}: not computed: this release does not imitate it for this model"
+            yield f"- {engine}: not computed: {found.absent.get(name, 'this release does not imitate it here')}"
     yield ""
+    yield from _waits(found)
     yield (
         "Requests are replayed one after another (vLLM's with 16 in flight), on their real prompts: differences "
         "between settings are more to be trusted than each figure alone."
+        if found.best.run.result.latency is None
+        else "Headway's requests arrive as recorded; imitated engines have no clock, theirs come one after another. "
+        "Differences between settings are more to be trusted than each figure alone."
     )
+
+
+def _waits(found: Study) -> Iterator[str]:
+    """What requests wait for, before and after, where arrival times count."""
+    before, after = found.today.run.result.latency, found.best.run.result.latency
+    if before is None or after is None:
+        return
+    yield "Times, estimated:"
+    yield ""
+    for name, one in (
+        (("as it is", before), ("as advised", after)) if found.best is not found.today else (("", before),)
+    ):
+        yield f"- {name + ': ' if name else ''}{waits(one)}"
+    yield ""
+    yield f"From a {after.estimate}. Communication and the host's work take no time."
+    if growth := waits_growth(after):
+        yield growth
+    yield ""
 
 
 def _options(found: Study) -> Iterator[str]:
@@ -120,7 +144,9 @@ def _options(found: Study) -> Iterator[str]:
     for variant in found.changes:
         whole = variant.run.result.whole
         points = 100 * (whole.token_hit_rate - base.token_hit_rate)
-        yield f"- {variant.name}: {whole.token_hit_rate:.1%} ({points:+.1f} points){_remark(variant)}"
+        latency = variant.run.result.latency
+        times = f"; first token within {format_seconds(latency.first_token.p95)} for 95%" if latency else ""
+        yield f"- {variant.name}: {whole.token_hit_rate:.1%} ({points:+.1f} points){times}{_remark(variant)}"
     future = found.best.run.result.clairvoyant
     if future is not None:
         points = 100 * (future.token_hit_rate - base.token_hit_rate)

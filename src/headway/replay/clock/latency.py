@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-__all__ = ["Latency", "Percentiles"]
+__all__ = ["Latency", "Percentiles", "Wait"]
+
+_STRETCHES = 40
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Seconds that half, 90% and 99% of the requests stay within, and the mean."""
+    """Seconds that half, 90%, 95% and 99% of the requests stay within, and the mean."""
 
     p50: float
     p90: float
+    p95: float
     p99: float
     mean: float
 
@@ -23,9 +27,43 @@ class Percentiles:
     def of(cls, seconds: Sequence[float]) -> Percentiles:
         """Percentiles of some times; all 0 where there are none. Between two times it is interpolated."""
         if not len(seconds):
-            return cls(0.0, 0.0, 0.0, 0.0)
-        p50, p90, p99 = np.percentile(np.asarray(seconds, dtype=np.float64), [50, 90, 99]).tolist()
-        return cls(p50, p90, p99, float(np.mean(seconds)))
+            return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        p50, p90, p95, p99 = np.percentile(np.asarray(seconds, dtype=np.float64), [50, 90, 95, 99]).tolist()
+        return cls(p50, p90, p95, p99, float(np.mean(seconds)))
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Times to the first token of requests that arrived one after another.
+
+    Attributes:
+        time: Seconds from the first arrival of the trace to theirs.
+        requests: How many they are.
+        p50: Seconds that half of them stay within.
+        p95: Seconds that 95% of them stay within.
+    """
+
+    time: float
+    requests: int
+    p50: float
+    p95: float
+
+    @classmethod
+    def over(cls, arrivals: Sequence[float], seconds: Sequence[float]) -> list[Wait]:
+        """Up to 40 stretches of equally many requests.
+
+        Args:
+            arrivals: Seconds from the first arrival, one a request, in any order.
+            seconds: To the first token, in the same order.
+        """
+        order = np.argsort(np.asarray(arrivals, dtype=np.float64), kind="stable")
+        when, waited = np.asarray(arrivals, dtype=np.float64)[order], np.asarray(seconds, dtype=np.float64)[order]
+        edges = np.unique(np.linspace(0, len(order), _STRETCHES + 1).astype(np.int64)).tolist()
+        found = []
+        for first, stop in pairwise(edges):
+            p50, p95 = np.percentile(waited[first:stop], [50, 95]).tolist()
+            found.append(cls(float(when[first]), stop - first, p50, p95))
+        return found
 
 
 @dataclass(frozen=True)
@@ -45,6 +83,7 @@ class Latency:
         computed_tokens: Tokens computed a second, of prompts and answers.
         answer_tokens: Tokens of answers a second.
         estimate: What the times were computed from, for people.
+        over_time: Times to the first token in order of arrival.
     """
 
     requests: int
@@ -59,3 +98,4 @@ class Latency:
     computed_tokens: float
     answer_tokens: float
     estimate: str
+    over_time: list[Wait] = field(default_factory=list)

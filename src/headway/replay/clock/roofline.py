@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from headway.cache import ComputeCost, FullAttention, LayerSpec, ParallelLayout, Recurrent
 from headway.errors import ConfigError
 from headway.replay.gpus import Gpu
+from headway.replay.specs import reach_of
 
 __all__ = ["Roofline", "Timing", "roofline_of"]
 
@@ -49,6 +50,7 @@ class Roofline:
         state_bytes: Bytes of a state on one rank.
         windows: Bytes of a token on one rank, and tokens within reach, of each kind of window.
         source: Where it is from, for people.
+        gpu: Name of the GPU.
     """
 
     cost: ComputeCost
@@ -60,6 +62,7 @@ class Roofline:
     state_bytes: float
     windows: Sequence[tuple[float, int]] = ()
     source: str = ""
+    gpu: str = ""
 
     def seconds(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> float:
         """Seconds of a step whose row i computes tokens [starts[i], starts[i] + counts[i])."""
@@ -139,7 +142,7 @@ def roofline_of(
         elif isinstance(group, FullAttention):
             token += group.bytes_per_token / (layout.shards if group.sharded else 1)
         else:
-            windows.append((float(group.bytes_per_token), _reach(group)))
+            windows.append((float(group.bytes_per_token), reach_of(group)))
     ranks = layout.tp * layout.pcp
     in_fp8 = gpu.fp8_flops is not None and weight_bytes / parameters < _FP8_WEIGHT
     peak = gpu.fp8_flops if in_fp8 and gpu.fp8_flops is not None else gpu.bf16_flops
@@ -152,13 +155,10 @@ def roofline_of(
         token_bytes=token,
         state_bytes=state,
         windows=tuple(windows),
+        gpu=gpu.name,
         source=(
             f"roofline of {ranks} x {gpu.name} ({gpu.source}): {peak / 1e12:,.0f} TFLOP/s in "
             f"{'fp8' if in_fp8 else 'bf16'} and {gpu.memory_bandwidth / 1e12:.2f} TB/s each, of which "
             f"{reached[0]:.0%} and {reached[1]:.0%} are taken to be reached"
         ),
     )
-
-
-def _reach(group: LayerSpec) -> int:
-    return int(getattr(group, "window", 0) or getattr(group, "chunk", 0))

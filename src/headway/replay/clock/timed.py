@@ -35,12 +35,13 @@ from headway.engine import (
     Update,
 )
 from headway.errors import UnservableError
-from headway.replay.clock.latency import Latency, Percentiles
+from headway.replay.clock.latency import Latency, Percentiles, Wait
 from headway.replay.clock.roofline import Timing
 from headway.replay.endless import Reading, answer_blocks
 from headway.replay.noting import note_explanation
 from headway.replay.result import FORGOTTEN, LINES, REFUSED, Memory, Recording
 from headway.replay.scaling import ReplayConfig, Scale, scale
+from headway.replay.specs import checkpoint_blocks
 from headway.replay.trace import Trace
 
 __all__ = ["TimedRun"]
@@ -55,6 +56,7 @@ _FRESH = 1 << 30
 class _Times:
     """Seconds, one entry a request that ended."""
 
+    arrival: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
     queue: list[float] = field(default_factory=list)
     each_token: list[float] = field(default_factory=list)
@@ -89,10 +91,7 @@ class TimedRun:
         cache = PrefixCache(self.scale.cache, clock=lambda: self._now)
         engine = EngineConfig(max_batched_tokens=timing.step_tokens, max_running=timing.max_running)
         self._scheduler = Scheduler(cache, engine, clock=lambda: self._now)
-        self._states = sum(
-            table.state_blocks or -(-(table.window or table.chunk) // table.span)
-            for table in cache.geometry.tail_tables
-        )
+        self._held = checkpoint_blocks(cache.geometry)
         self._answers: dict[int, Ints] = {}
         self._overlap: set[int] = set()
         """Requests that arrived while others had not ended: what these were to answer was not known yet."""
@@ -170,6 +169,7 @@ class TimedRun:
         first, queue, total = timings.to_first_token, timings.queue, timings.total
         if first is None or queue is None or total is None:
             raise AssertionError("a request ended before it began")
+        times.arrival.append(self._arrivals[request.order])
         times.first_token.append(first)
         times.queue.append(queue)
         times.total.append(total)
@@ -181,7 +181,7 @@ class TimedRun:
         cache, size = self._scheduler.cache, self.scale.block_bytes
         used = (cache.config.blocks - cache.free_blocks) * size
         kept = sum(cache.counters.taken.values()) - sum(cache.counters.evicted.values())
-        memory = Memory(self._ended, self._now, used, min(used, kept * self._states * size), kept)
+        memory = Memory(self._ended, self._now, used, min(used, kept * self._held * size), kept)
         self.recording.memory.append(memory)
         if self._progress:
             self._progress(self._ended, len(self._trace))
@@ -202,6 +202,7 @@ class TimedRun:
             computed_tokens=counters.computed_tokens / seconds,
             answer_tokens=counters.generated_tokens / seconds,
             estimate=self._timing.roofline.source,
+            over_time=Wait.over(times.arrival, times.first_token),
         )
 
 

@@ -3,60 +3,46 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
+from headway.option_records import with_records
 from headway.replay import options as opt
-from headway.replay.explain.story import Mark, Story, tell
+from headway.replay.asked import asked_run
+from headway.replay.explain.story import Mark, Story, Stretch, tell
 from headway.replay.findings import REMEDIES
-from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
+from headway.replay.progress import replaying
+from headway.replay.run import replay_trace
 from headway.replay.scaling import ReplayConfig
 from headway.replay.show import MEANING, UNSAVABLE
-from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
 from headway.replay.trace import Trace
 
 __all__ = ["explain", "story_lines"]
 
 _EXAMPLE_MEMORY = "2GB"
-_KINDS = ",".join(DEFAULT_PLACEMENT)
-_MOST_MARKS = 40
+_MOST_MARKS, _MOST_STRETCHES = 40, 16
 
 
+@with_records
 def explain(
-    trace: opt.TracePath = None,
-    request: Annotated[int, typer.Option("--request", "-n", help="Number of the request, from 0.")] = 0,
-    model: opt.ModelName = None,
-    memory: opt.MemorySize = None,
-    tp: opt.Tp = 1,
-    dcp: opt.Dcp = 1,
-    pcp: opt.Pcp = 1,
-    draft: opt.Draft = None,
-    kv_dtype: opt.KvDtype = "bf16",
-    state_dtype: opt.StateDtype = "fp32",
-    attention_bytes: opt.AttentionBytes = 0,
-    state_bytes: opt.StateBytes = 0,
-    window: opt.Window = None,
-    gpu: opt.Gpu = None,
-    gpus: opt.Gpus = 0,
-    weights: opt.Weights = None,
-    gpu_share: opt.GpuShare = 0.9,
-    placement: opt.PlacementKinds = _KINDS,
-    eviction: opt.Eviction = "value",
-    alignment: opt.Alignment = 1,
-    format: opt.FormatName = "auto",
-    workload: opt.Workload = "mixed",
-    seed: opt.Seed = 0,
-    limit: opt.Limit = None,
-    block_tokens: opt.BlockTokens = None,
-    tokenizer: opt.Tokenizer = None,
-    outputs: opt.Outputs = None,
+    source: opt.TraceFlags,
+    model: opt.ModelFlags,
+    layout: opt.LayoutFlags,
+    memory: opt.MemoryFlags,
+    policy: opt.PolicyFlags,
+    request: Annotated[
+        int | None,
+        typer.Option(
+            "--request",
+            "-n",
+            help="Number of the request, from 0.",
+            show_default="the last one to pass the stretch of prefixes that loses most",
+        ),
+    ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Follow one request of a trace through the cache, position by position, and say why it reused no more.
@@ -67,19 +53,15 @@ def explain(
     it finds: which earlier requests share each stretch of its prompt, which checkpoints are on its path and which were
     there, where it resumes, and what it leaves behind.
 
-    The report of a replay names requests worth a look. Without a trace, a generated workload is used.
+    The report of a replay names requests worth a look; without --request, one of these is taken. Without a trace, a
+    generated workload is used.
     """
-    if trace is None and model is None and not (attention_bytes or state_bytes or window):
-        model, memory = EXAMPLE_MODEL, memory or (None if gpu else _EXAMPLE_MEMORY)
-    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
-    layout = ParallelLayout(tp=tp, dcp=dcp, pcp=pcp)
-    sized = sized_model(
-        ModelChoice(model, attention_bytes, state_bytes, window or (), draft, kv_dtype, state_dtype), layout
-    )
-    room = memory_of(Hardware(memory, gpu, gpus, weights, gpu_share), sized, layout)
-    kinds = [kind.strip() for kind in placement.split(",") if kind.strip()]
-    config = ReplayConfig(sized.groups, room, layout, sized.cost, kinds, eviction, alignment, outputs)
-    story = _told(requests, config, request)
+    config, _ = asked_run(source, model, layout, memory, policy, _EXAMPLE_MEMORY)
+    requests = source.load()
+    if request is None:
+        request = _telling_request(requests, config)
+    with replaying(max(1, request)) as progress:
+        story = tell(requests, config, request, progress)
     if as_json:
         typer.echo(json.dumps(asdict(story), indent=2))
         return
@@ -88,11 +70,11 @@ def explain(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _told(requests: Trace, config: ReplayConfig, request: int) -> Story:
-    columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("replay", total=max(1, request))
-        return tell(requests, config, request, lambda done, _: bar.update(task, completed=done))
+def _telling_request(requests: Trace, config: ReplayConfig) -> int:
+    """A request with something to say: the last one to pass the stretch of shared prefixes that loses most."""
+    with replaying(len(requests)) as progress:
+        worst = replay_trace(requests, config, progress=progress).prefixes.worst
+    return worst[0].last_request if worst else 0
 
 
 def story_lines(story: Story, name: str) -> Iterator[str]:
@@ -109,9 +91,7 @@ def story_lines(story: Story, name: str) -> Iterator[str]:
     )
     yield ""
     yield "Who was here before"
-    for stretch in story.stretches:
-        place = f"[{stretch.start:,}, {stretch.stop:,})"
-        yield f"  {place:<22}{_who(stretch.requests, stretch.first, stretch.last)}"
+    yield from _shortened([_stretch_line(stretch) for stretch in story.stretches], _MOST_STRETCHES)
     yield ""
     yield "What is on its path"
     yield from _path(story)
@@ -139,14 +119,22 @@ def _path(story: Story) -> Iterator[str]:
     if not story.marks:
         yield "  nothing: the cache knows no prompt that begins like this"
         return
-    shown = story.marks if len(story.marks) <= _MOST_MARKS else story.marks[: _MOST_MARKS // 2]
-    rest = story.marks[len(shown) :][-(_MOST_MARKS // 2) :]
-    for mark in shown:
-        yield f"  {mark.position:>9,}  {_what(mark, story)}"
-    if rest:
-        yield f"             ... {len(story.marks) - len(shown) - len(rest):,} more ..."
-    for mark in rest:
-        yield f"  {mark.position:>9,}  {_what(mark, story)}"
+    yield from _shortened([f"  {mark.position:>9,}  {_what(mark, story)}" for mark in story.marks], _MOST_MARKS)
+
+
+def _stretch_line(stretch: Stretch) -> str:
+    place = f"[{stretch.start:,}, {stretch.stop:,})"
+    return f"  {place:<22}{_who(stretch.requests, stretch.first, stretch.last)}"
+
+
+def _shortened(lines: Sequence[str], most: int) -> Iterator[str]:
+    """All lines, or the first and the last of them."""
+    if len(lines) <= most:
+        yield from lines
+        return
+    yield from lines[: most // 2]
+    yield f"             ... {len(lines) - 2 * (most // 2):,} more ..."
+    yield from lines[-(most // 2) :]
 
 
 def _what(mark: Mark, story: Story) -> str:

@@ -16,7 +16,8 @@ class VllmPreset:
 
     Attributes:
         block_tokens: Tokens in a block; 0: the smallest multiple of 16 whose page holds one group's state.
-        state_groups: Groups that the recurrent layers fall into: layers of states / layers of attention, rounded up.
+        state_groups: Groups that the recurrent layers fall into, see `headway.replay.presets.grouping`; 0: what the
+            model's numbers of layers give.
         retention: Which states can be hit: "latest" (the last block boundary of the prompt, and junctions) or
             "dense" (wherever a step ended on a block boundary).
         running: Most requests that run at once. As many are in flight as long as there are any: arrival times are
@@ -25,7 +26,7 @@ class VllmPreset:
     """
 
     block_tokens: int = 0
-    state_groups: int = 3
+    state_groups: int = 0
     retention: str = "latest"
     running: int = 16
     step_tokens: int = 8192
@@ -36,7 +37,7 @@ class VllmPreset:
         Raises:
             ConfigError: The message names the setting.
         """
-        _at_least("vllm", self, block_tokens=0, state_groups=1, running=1, step_tokens=1)
+        _at_least("vllm", self, block_tokens=0, state_groups=0, running=1, step_tokens=1)
         if self.retention not in ("latest", "dense"):
             raise ConfigError(f"preset vllm: retention is {self.retention!r}, use latest or dense")
         if self.step_tokens < self.running:

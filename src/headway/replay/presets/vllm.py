@@ -5,7 +5,7 @@ The rules, as its public source of 2026 has them in align mode (`vllm/v1/core/sc
 `block_pool.py`: the free list; sparse retention of states: vllm#45845):
 
 - A page holds `block_tokens` tokens of all attention layers, or the state of one of `state_groups` groups of recurrent
-  layers. So a state takes `state_groups` pages, however little of a page it fills.
+  layers (see `grouping`). So a state takes `state_groups` pages, however little of a page it fills.
 - A hit is the deepest block boundary, before the prompt's last token, to which every attention block and every group's
   state is found. What attention alone would reach is remembered as the *junction*.
 - Up to `running` requests run. A step has `step_tokens` tokens: one for each that decodes, the rest for prompts in
@@ -32,6 +32,7 @@ Not modelled: the time that anything takes (a step is a step), speculative decod
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from numpy.typing import NDArray
 from headway.cache import FullAttention, Recurrent
 from headway.errors import ConfigError
 from headway.replay.endless import Reading
+from headway.replay.presets.grouping import grouped
 from headway.replay.presets.ledger import Ledger, Progress
 from headway.replay.presets.paged import PagedCache, PageSizes, Sequence
 from headway.replay.presets.prefixes import PrefixKeys
@@ -58,37 +60,34 @@ def vllm_pages(config: ReplayConfig, settings: VllmPreset) -> PageSizes:
     Raises:
         ConfigError: A model with windows or lookahead, a page too small for a state, or memory for less than a request.
     """
-    token = state = 0
-    shards = config.layout.shards
+    token, shards = 0, config.layout.shards
     for group in config.groups:
-        if isinstance(group, Recurrent):
-            state += group.state_bytes
-        elif isinstance(group, FullAttention) and not group.lookahead and (group.sharded or shards == 1):
+        if isinstance(group, FullAttention) and not group.lookahead and (group.sharded or shards == 1):
             token += group.bytes_per_token
-        else:
+        elif not isinstance(group, Recurrent):
             raise ConfigError(
                 f"preset vllm: group {group.name!r} is not modelled (windows, chunks, lookahead, entries that every "
                 f"rank of a context-parallel group keeps)"
             )
     if not token:
         raise ConfigError("preset vllm is for models with full attention; this model has none")
-    groups = settings.state_groups if state else 0
-    least = -(-state // (token * groups * _GRAIN)) * _GRAIN if groups else _GRAIN
+    grouping = grouped(config.groups, config.layers, settings.state_groups)
+    groups, least = grouping.state_groups, max(1, ceil(grouping.state_tokens / _GRAIN)) * _GRAIN
     block = settings.block_tokens or least
     if block < least:
         raise ConfigError(
-            f"preset vllm: a page of {block} tokens has {block * token} bytes, less than a state of one group "
-            f"({-(-state // groups)}): block_tokens must be at least {least}"
+            f"preset vllm: a page of {block} tokens has fewer bytes than the states of one of {groups} groups: "
+            f"block_tokens must be at least {least}"
         )
-    count = 0
+    page, count = int(block * token * grouping.padding), 0
     if config.memory is not None:
-        count = config.memory // (block * token) - 1  # one page is the null block
+        count = config.memory // page - 1  # one page is the null block
         if count < 2 + 3 * groups:
             raise ConfigError(
-                f"preset vllm: {config.memory} bytes are fewer than {3 + 3 * groups} pages of {block * token} bytes: "
-                f"give more memory"
+                f"preset vllm: {config.memory} bytes are fewer than {3 + 3 * groups} pages of {page} bytes: give more "
+                f"memory"
             )
-    return PageSizes(block, shards, block * token, groups, count)
+    return PageSizes(block, shards, page, groups, count)
 
 
 def run_vllm(

@@ -114,7 +114,7 @@ def read_trace(
 
     Raises:
         TraceError: A file that cannot be read as a trace; names file, line and field.
-        ConfigError: An unknown format, or a tokenizer that is missing.
+        ConfigError: An unknown format, a tokenizer that is missing or not needed, blocks that the trace itself knows.
     """
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"unknown trace format {format!r}; known are {', '.join(FORMATS)} and auto")
@@ -124,6 +124,12 @@ def read_trace(
         raise TraceError(f"{path}: the file is empty")
     name = _told(first) if format == "auto" else format
     form = FORMATS[name]
+    if tokenizer is not None and form.read is not None:
+        raise ConfigError(
+            f"--tokenizer: is for chat logs, and {path} is read as {name}: leave it out, or give --format"
+        )
+    if block_tokens is not None and form.block_tokens == 1:
+        raise ConfigError(f"--block-tokens: a trace of the format {name} says itself what its blocks are: leave it out")
     width = block_tokens or (recording_width(first) if name == "recording" else _width(name, form, first))
     builder = TraceBuilder(str(path), name, width, form.outputs)
     whole = chain((first,), lines)

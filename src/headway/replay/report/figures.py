@@ -12,21 +12,33 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from headway.replay.details import Span
 from headway.replay.findings import losses
-from headway.replay.labels import settings
+from headway.replay.labels import names_of, settings
 from headway.replay.record import RunRecord
-from headway.replay.result import LINES, Memory
-from headway.replay.show import UNSAVABLE
+from headway.replay.result import LINES, REFUSED, Memory
+from headway.replay.show import UNSAVABLE, format_seconds
 from headway.replay.sizing import format_size
 
-__all__ = ["lines_over_memory", "memory_curve", "memory_sizes", "prefixes", "rates", "reasons", "timeline", "waterfall"]
+__all__ = [
+    "lines_over_memory",
+    "memory_curve",
+    "memory_sizes",
+    "prefixes",
+    "rates",
+    "reasons",
+    "timeline",
+    "waits",
+    "waits_over_time",
+    "waterfall",
+]
 
 _REUSED, _NEVER, _FUTURE, _INK = "#2a9d5c", "#c9ccd1", "#6a4fb3", "#24292f"
 _LOST = ("#c8443c", "#e58a3a", "#efc14a", "#b05c8c", "#7a6a5c", "#4f86b8", "#8fb0cc", "#a03030", "#5a5a5a", "#d0a0a0")
-_COLOURS = dict(zip((name for name in LINES if name not in UNSAVABLE), _LOST, strict=False))
+_COLOURS = dict(zip((name for name in LINES if name not in (*UNSAVABLE, REFUSED)), _LOST, strict=False))
+_REFUSED = "#5a5a5a"
 _LINES = ("#2a6fb3", "#e07b2e", "#2a9d5c", "#b8405e", "#6a4fb3", "#7a6a5c", "#1b998b", "#c99a1a")
 _WIDTH = 9.0
 _LEAST = 0.0005
@@ -47,6 +59,7 @@ _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "headway",
 }
+_PERCENT = FuncFormatter(lambda share, _: f"{100 * share:.3g}%")
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
 
@@ -87,7 +100,7 @@ def rates(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
             for rate, colour, name in marks:
                 label = name if row == 0 else None
                 axes.plot([rate, rate], [row - 0.4, row + 0.4], color=colour, linewidth=2, label=label)
-            axes.text(reused[row], row, f" {reused[row]:.1%}", va="center", fontsize=8)
+            _beside(axes, reused[row], row, f"{reused[row]:.1%}")
         _rows(axes, labels)
         _percent(axes, "share of prompt tokens")
         axes.set_xlim(0, min(1.0, 1.12 * max(run.result.whole.endless_hit_rate for run in runs) + 0.02))
@@ -102,7 +115,8 @@ def waterfall(run: RunRecord, name: str = "waterfall") -> str:
     never = [(line, whole.lost[line], _NEVER) for line in UNSAVABLE if whole.lost.get(line)]
     lost = [(line, tokens, _COLOURS[line]) for line, tokens in losses(run)]
     reused = ("reused", whole.hit_tokens, _REUSED)
-    rows = [row for row in (*never, *lost) if row[1] >= _LEAST * total] + [reused]
+    refused = [("refused", whole.lost[REFUSED], _REFUSED)] if REFUSED in whole.lost else []
+    rows = [row for row in (*refused, *never, *lost) if row[1] >= _LEAST * total] + [reused]
     with _drawing(name, 0.7 + 0.3 * len(rows)) as drawing:
         axes, left = drawing.axes, 1.0
         for row, (_, tokens, colour) in enumerate(rows):
@@ -111,7 +125,7 @@ def waterfall(run: RunRecord, name: str = "waterfall") -> str:
             axes.barh(row, share, 0.7, left=left, color=colour)
             side = left - 0.008 if left > 0.08 else left + share + 0.008
             axes.text(side, row, f"{share:.1%}", va="center", ha="right" if left > 0.08 else "left", fontsize=8)
-        ceiling = (whole.hit_tokens + sum(tokens for _, tokens, _ in lost)) / total
+        ceiling = whole.endless_hit_rate
         axes.axvline(ceiling, color=_INK, linewidth=1, linestyle=":")
         axes.text(ceiling, -0.75, f"endless memory {ceiling:.1%}", ha="center", fontsize=8)
         _rows(axes, [line.replace("_", " ") for line, _, _ in rows])
@@ -139,7 +153,7 @@ def memory_sizes(runs: Sequence[RunRecord]) -> str:
         axes.set_xticks([], minor=True)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_size(size).replace(".0 ", " ")))
         axes.set_xlabel("memory of one rank")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
+        axes.yaxis.set_major_formatter(_PERCENT)
         axes.set_ylabel("tokens reused")
         axes.set_ylim(0, min(1.0, 1.15 * ceiling + 0.01))
         _legend(axes, len(lines))
@@ -155,11 +169,7 @@ def lines_over_memory(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
             sets[str(one)].append((run, one))
     kept = [members for members in sets.values() if len(members) > 1]
     flat = [members[0][1] for members in kept]
-    keys = [key for key in flat[0] if len({str(one.get(key)) for one in flat}) > 1] if flat else []
-    return {
-        ", ".join(f"{key} {one[key]}" for key in keys) or "this cache": [run for run, _ in members]
-        for members, one in zip(kept, flat, strict=True)
-    }
+    return {name: [run for run, _ in members] for name, members in zip(names_of(flat, "this cache"), kept, strict=True)}
 
 
 def timeline(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
@@ -176,7 +186,7 @@ def timeline(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
         axes.plot([stop for stop, _, _ in points], ceiling, ":", color=_INK, linewidth=1, label="endless memory")
         axes.set_ylim(0, min(1.05, 1.1 * max(top, *ceiling) + 0.01))
         axes.set_xlim(0, points[-1][0])
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0))
+        axes.yaxis.set_major_formatter(_PERCENT)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
         axes.set_xlabel("requests")
         axes.set_ylabel("tokens reused")
@@ -184,13 +194,52 @@ def timeline(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     return drawing.svg
 
 
+def waits(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
+    """Time to the first token of each run that has times: a bar up to 95% of the requests, marks at 50% and 99%."""
+    with _drawing("waits", 0.9 + 0.34 * len(runs)) as drawing:
+        axes, times = drawing.axes, [run.result.latency.first_token for run in runs if run.result.latency]
+        axes.barh(range(len(times)), [t.p95 for t in times], 0.62, color=_FUTURE, alpha=0.45, label="95% within")
+        for row, time in enumerate(times):
+            for seconds, colour, name in ((time.p50, _INK, "half within"), (time.p99, "#c8443c", "99% within")):
+                label = name if row == 0 else None
+                axes.plot([seconds, seconds], [row - 0.4, row + 0.4], color=colour, linewidth=2, label=label)
+            _beside(axes, time.p99, row, f"{format_seconds(time.p95)} (95%)")
+        _rows(axes, labels)
+        axes.set_xlabel("time to the first token, estimated")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds) if seconds else "0"))
+        axes.set_xlim(0, 1.15 * max(1e-9, *(t.p99 for t in times)))
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    return drawing.svg
+
+
+def waits_over_time(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
+    """Time to the first token over the trace: what half (solid) and 95% (dotted) of the requests stay within."""
+    with _drawing("waits-over-time", 3.0) as drawing:
+        axes = drawing.axes
+        for run, label, colour in zip(runs, labels, _LINES, strict=False):
+            points = run.result.latency.over_time if run.result.latency else []
+            at = [point.time for point in points]
+            axes.plot(at, [point.p50 for point in points], color=colour, linewidth=1.4, label=f"{label}, half")
+            axes.plot(at, [point.p95 for point in points], ":", color=colour, linewidth=1.4, label=f"{label}, 95%")
+        axes.set_xlabel("seconds since the first arrival")
+        axes.set_ylabel("time to the first token")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: format_seconds(seconds) if seconds else "0"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}"))
+        _legend(axes, 2 * len(runs))
+    return drawing.svg
+
+
 def reasons(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     """Stacked bars: what is reused, what is lost to each reason, what no cache could save."""
-    present = [name for name in LINES if name not in UNSAVABLE and any(name in r.result.whole.lost for r in runs)]
+    lines = [name for name in LINES if any(name in run.result.whole.lost for run in runs)]
+    present = [name for name in lines if name not in (*UNSAVABLE, REFUSED)]
     with _drawing("reasons", 1.0 + 0.34 * len(runs)) as drawing:
         axes, rows = drawing.axes, list(range(len(runs)))
         left = [0.0] * len(runs)
         parts = [("reused", _REUSED), *((name, _COLOURS[name]) for name in present), ("new tokens", _NEVER)]
+        parts += [(REFUSED, _REFUSED)] if REFUSED in lines else []
         for name, colour in parts:
             widths = [_part(run, name) for run in runs]
             axes.barh(rows, widths, 0.66, left=left, color=colour, label=name.replace("_", " "))
@@ -266,8 +315,13 @@ def _rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
+def _beside(axes: Axes, value: float, row: int, text: str) -> None:
+    """A small text to the right of a bar or mark."""
+    axes.annotate(text, (value, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+
+
 def _percent(axes: Axes, label: str) -> None:
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, 0))
+    axes.xaxis.set_major_formatter(_PERCENT)
     axes.set_xlabel(label)
 
 

@@ -13,13 +13,14 @@ from headway.replay.labels import memory_text, run_labels
 from headway.replay.record import RunRecord
 from headway.replay.report import figures
 from headway.replay.result import LINES
-from headway.replay.show import MEANING
+from headway.replay.show import MEANING, format_seconds
 from headway.replay.sizing import format_size
 
 __all__ = ["report_page"]
 
 _MOST_BARS = 24
 _MOST_LINES = 6
+_MOST_TIMES = 3
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #24292f; background: #fff; max-width: 60rem; margin: 2rem auto;
   padding: 0 1.2rem; }
@@ -32,9 +33,11 @@ svg { max-width: 100%; height: auto; display: block; margin: .8rem 0; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; margin: .6rem 0; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #e8eaed; text-align: right; white-space: nowrap; }
-th { color: #57606a; font-weight: 600; } td:first-child, th:first-child { text-align: left; }
+th { color: #57606a; font-weight: 600; white-space: normal; vertical-align: bottom; }
+td:first-child, th:first-child { text-align: left; }
 tr.best td { font-weight: 600; background: #f1f8f4; }
-td.text, th.text { text-align: left; white-space: normal; } code { background: #f3f4f6; padding: 0 .25rem; }
+td.text, th.text { text-align: left; white-space: normal; min-width: 6rem; }
+code { background: #f3f4f6; padding: 0 .25rem; }
 """
 
 
@@ -65,6 +68,8 @@ def report_page(
     sections = [_summary(runs, labels, shown)]
     if len(runs) > 1:
         sections.append(_reasons(runs, labels, shown))
+    if any(run.result.latency for run in runs):
+        sections.append(_waits(runs, labels, best))
     if figures.lines_over_memory(runs):
         sections.append(_section("Hit rate over memory", _sizes_text(runs, best), figures.memory_sizes(runs)))
     sections.append(_waterfall(runs[best], labels[best], alone=len(runs) == 1))
@@ -89,6 +94,7 @@ def _about(runs: Sequence[RunRecord]) -> str:
     if len(runs) == 1:
         text += f", {', '.join(f'{k} {v}' for k, v in layout.items())}, {memory_text(runs[0])} a rank"
         text += f", preset {runs[0].policy['preset']}" if runs[0].policy.get("preset") else ""
+        text += f", arrivals as recorded, {_clock_text(runs[0])}" if runs[0].policy.get("timing") else ""
     else:
         text += f"; {len(runs)} runs side by side"
     return f'<p class="about">{escape(text)}.</p>'
@@ -110,6 +116,32 @@ def _summary(runs: Sequence[RunRecord], labels: Sequence[str], shown: Sequence[i
     picture = figures.rates([runs[i] for i in shown], [labels[i] for i in shown])
     table = _table(head, rows, best if len(runs) > 1 else -1)
     return _section("What is reused", findings.on_rates(runs, labels), picture, table)
+
+
+def _waits(runs: Sequence[RunRecord], labels: Sequence[str], best: int) -> str:
+    """Times of the runs that have any: of the one in focus in words, of all as figures."""
+    timed = [i for i, run in enumerate(runs) if run.result.latency]
+    told = best if best in timed else timed[0]
+    bars = [i for i in _most_telling(runs, _MOST_BARS) if i in timed] or timed[:1]
+    lines = [i for i in _most_telling(runs, _MOST_TIMES) if i in timed] or timed[:1]
+    names = ("first token: half", "95%", "99%", "queue: 95%", "next tokens: half")
+    head = ("run", *names, "answered/s", "computed/s", "busy", "preempted")
+    rows = []
+    for i in timed:
+        latency = runs[i].result.latency
+        assert latency is not None
+        first, queue, each = latency.first_token, latency.queue, latency.each_token
+        seconds = [format_seconds(t) for t in (first.p50, first.p95, first.p99, queue.p95, each.p50)]
+        rates = [f"{latency.answer_tokens:,.0f}", f"{latency.computed_tokens:,.0f}", f"{latency.busy:.0%}"]
+        rows.append([labels[i], *seconds, *rates, f"{latency.preemptions:,}"])
+    name = "" if len(runs) == 1 else f"{labels[told]}: "
+    return _section(
+        "How long requests wait (estimates)",
+        name + findings.on_waits(runs[told]),
+        figures.waits([runs[i] for i in bars], [labels[i] for i in bars]),
+        figures.waits_over_time([runs[i] for i in lines], [labels[i] for i in lines]),
+        _table(head, rows, timed.index(best) if best in timed and len(timed) > 1 else -1),
+    )
 
 
 def _reasons(runs: Sequence[RunRecord], labels: Sequence[str], shown: Sequence[int]) -> str:
@@ -178,10 +210,25 @@ def _made(run: RunRecord, notes: Sequence[str]) -> str:
         f"Answers were read as: {run.result.outputs}. Hits are whole blocks of {run.trace['block_tokens']} tokens.",
         f"Compute counts attention's quadratic part; its source: {run.cost['source']}.",
         *run.model.notes,
+        *_clock(run),
         *notes,
     ]
     items = "".join(f"<li>{escape(text)}</li>" for text in told)
     return f"<section><h2>How this was made</h2><ul>{items}</ul></section>"
+
+
+def _clock(run: RunRecord) -> list[str]:
+    """Where the times of a run are from."""
+    if run.result.latency is None:
+        return []
+    return [
+        f"Times are estimates: {run.result.latency.estimate}. Communication and the host's work take no time.",
+        f"Requests arrive as recorded: {_clock_text(run)}.",
+    ]
+
+
+def _clock_text(run: RunRecord) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (run.policy.get("timing") or {}).items())
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], best: int = -1) -> str:

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -15,75 +15,86 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from headway.cache import DEFAULT_PLACEMENT
-from headway.errors import ConfigError
+from headway.option_records import with_records
 from headway.replay import options as opt
 from headway.replay.findings import best_run, losses
-from headway.replay.inputs import EXAMPLE_MODEL, TraceChoice, load_trace
 from headway.replay.labels import run_labels
 from headway.replay.record import RunRecord
 from headway.replay.reporting import write_report
-from headway.replay.sizing import Hardware, ModelChoice, refuse_gpu_words
+from headway.replay.show import format_seconds
+from headway.replay.sizing import Hardware, refuse_gpu_words
 from headway.replay.sweep.folder import SweepFolder
 from headway.replay.sweep.grid import Grid, Point, numbers, points_of, words
 from headway.replay.sweep.workers import Workload, run_points
 
-__all__ = ["finish_points", "sweep"]
+__all__ = ["GridFlags", "finish_points", "sweep", "tell_counts"]
 
-_GRID, _RUN = "Grid", "Running"
-_KINDS = ",".join(DEFAULT_PLACEMENT)
-
-
-def _values(text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=_GRID)
+_GRID = "Grid"
+_EXAMPLE_MEMORY = "1GB,2GB,4GB,8GB"
 
 
-def _running(text: str, *names: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=_RUN)
+@dataclass(frozen=True)
+class GridFlags:
+    """Values of each setting."""
 
-
-def sweep(
-    trace: opt.TracePath = None,
-    memory: Annotated[str | None, _values("Memory of one rank: 5GB,20GB,80GB,endless.")] = None,
-    dcp: Annotated[str, _values("Decode-context-parallel sizes: 1,2,8.")] = "1",
+    memory: Annotated[str | None, opt.option(_GRID, "Memory of one rank: 5GB,20GB,80GB,endless.")] = None
+    dcp: Annotated[str, opt.option(_GRID, "Decode-context-parallel sizes: 1,2,8.")] = "1"
     placement: Annotated[
-        list[str] | None, _values("Kinds of position with commas, as in `headway replay`; repeat the option.")
-    ] = None,
-    eviction: Annotated[str, _values("value,lru.")] = "value",
-    alignment: Annotated[str, _values("States can be exported at multiples of that many tokens: 1,512.")] = "1",
-    kv_dtype: Annotated[str, _values("Attention entries: bf16,fp8.")] = "bf16",
-    state_dtype: Annotated[str, _values("Recurrent states: fp32,bf16.")] = "fp32",
+        list[str] | None,
+        opt.option(_GRID, "Kinds of position with commas, as in `headway replay`; repeat the option."),
+    ] = None
+    eviction: Annotated[str, opt.option(_GRID, "value,lru.")] = "value"
+    alignment: Annotated[str, opt.option(_GRID, "States can be exported at multiples of that many tokens: 1,512.")] = (
+        "1"
+    )
+    kv_dtype: Annotated[str, opt.option(_GRID, "Attention entries: bf16,fp8.")] = "bf16"
+    state_dtype: Annotated[str, opt.option(_GRID, "Recurrent states: fp32,bf16.")] = "fp32"
     preset: Annotated[
-        list[str] | None, _values("A preset of another engine, or `headway` for this cache; repeat the option.")
-    ] = None,
-    format: opt.FormatName = "auto",
-    workload: opt.Workload = "mixed",
-    seed: opt.Seed = 0,
-    limit: opt.Limit = None,
-    block_tokens: opt.BlockTokens = None,
-    tokenizer: opt.Tokenizer = None,
-    outputs: opt.Outputs = None,
-    model: opt.ModelName = None,
-    attention_bytes: opt.AttentionBytes = 0,
-    state_bytes: opt.StateBytes = 0,
-    window: opt.Window = None,
+        list[str] | None,
+        opt.option(_GRID, "A preset of another engine, or `headway` for this cache; repeat the option."),
+    ] = None
+
+    def axes(self) -> dict[str, Any]:
+        """The axes of the grid, as `Grid` takes them.
+
+        Raises:
+            ConfigError: A list of no values, or values of another kind.
+        """
+        kinds = ",".join(DEFAULT_PLACEMENT)
+        return {
+            "memory": words("--memory", self.memory) if self.memory else (None,),
+            "dcp": numbers("--dcp", self.dcp),
+            "kv_dtype": words("--kv-dtype", self.kv_dtype),
+            "state_dtype": words("--state-dtype", self.state_dtype),
+            "placement": [words("--placement", one) for one in self.placement or [kinds]],
+            "eviction": words("--eviction", self.eviction),
+            "alignment": numbers("--alignment", self.alignment),
+            "preset": [None if name == "headway" else name for name in self.preset or ["headway"]],
+        }
+
+
+@with_records
+def sweep(
+    grid: GridFlags,
+    source: opt.TraceFlags,
+    clock: opt.ClockFlags,
+    model: opt.ModelFlags,
+    cards: opt.GpuFlags,
+    where: opt.RunFlags,
     tp: opt.Tp = 1,
     pcp: opt.Pcp = 1,
-    draft: opt.Draft = None,
-    gpu: opt.Gpu = None,
-    gpus: opt.Gpus = 0,
-    weights: opt.Weights = None,
-    gpu_share: opt.GpuShare = 0.9,
-    out: Annotated[Path, _running("Folder for finished runs and the report.")] = Path("headway-sweep"),
-    jobs: Annotated[int, _running("Processes; 0: one a processor.")] = 0,
-    ray: Annotated[bool, _running("Run on a Ray cluster (RAY_ADDRESS, or the one here).", "--ray")] = False,
-    clairvoyant: Annotated[bool, _running("Compute as well what knowing the future would reach.")] = True,
+    clairvoyant: Annotated[
+        bool, opt.option(opt.RUNNING, "Compute as well what knowing the future would reach.")
+    ] = True,
     as_json: opt.AsJson = False,
 ) -> None:
     """Replay a trace under every combination of settings, and put the results side by side.
 
         headway sweep trace.jsonl --model kimi-k3 --tp 8 --dcp 1,8 --memory 10GB,20GB,50GB
 
-        headway sweep trace.jsonl --model kimi-k3 --tp 8 --gpu h200 --weights 800GB --eviction value,lru
+        headway sweep trace.jsonl --model kimi-k3 --tp 16 --gpu b200 --weights 1560GB --eviction value,lru
+
+        headway sweep trace.jsonl --model kimi-linear --gpu h200 --memory 5GB,20GB --clock trace   # with times
 
     Runs are spread over all cores, or over a Ray cluster with `--ray` (install headway on its nodes). Each finished run
     is one line of `runs.jsonl` in the folder `--out`: stop the sweep whenever you like; the same command goes on, and a
@@ -92,47 +103,18 @@ def sweep(
     Without arguments it sweeps a generated workload over four sizes of memory, to show what it does.
     """
     console = Console(stderr=True)
-    if trace is None and model is None and not (attention_bytes or state_bytes or window):
-        model, memory = EXAMPLE_MODEL, memory or (None if gpu else "1GB,2GB,4GB,8GB")
-    requests = load_trace(TraceChoice(trace, format, workload, seed, limit, block_tokens, tokenizer))
-    grid = Grid(
-        **_cache_axes(memory, dcp, kv_dtype, state_dtype),
-        **_policy_axes(placement, eviction, alignment, preset),
-        tp=(tp,),
-        pcp=(pcp,),
-        outputs=outputs,
-    )
-    if memory and gpu:
-        raise ConfigError("give --memory or --gpu, not both")
-    choice = ModelChoice(model, attention_bytes, state_bytes, window or (), draft)
-    hardware = Hardware(None, gpu, gpus, weights, gpu_share)
+    model, memory = opt.example_memory(source, model, grid.memory, cards.gpu, _EXAMPLE_MEMORY)
+    hardware = Hardware(None, cards.gpu, cards.gpus, cards.weights, cards.gpu_share)
     if memory:
-        refuse_gpu_words(hardware)
-    points = points_of(grid, choice, hardware, requests)
-    folder = SweepFolder(out)
-    work = Workload.of(requests, outputs, clairvoyant=clairvoyant)
-    runs = finish_points(work, points, folder, console, jobs=jobs, ray=ray)
+        refuse_gpu_words(hardware, timed=clock.choice().timed)
+    requests = source.load()
+    axes = replace(grid, memory=memory).axes()
+    wanted = Grid(**axes, tp=(tp,), pcp=(pcp,), outputs=source.outputs, clock=clock.choice())
+    points = points_of(wanted, model.choice(), hardware, requests)
+    folder = SweepFolder(where.out)
+    work = Workload.of(requests, source.outputs, clairvoyant=clairvoyant)
+    runs = finish_points(work, points, folder, console, jobs=where.jobs, ray=where.ray)
     _present(runs, folder, console, as_json=as_json)
-
-
-def _cache_axes(memory: str | None, dcp: str, kv_dtype: str, state_dtype: str) -> dict[str, Any]:
-    return {
-        "memory": words("--memory", memory) if memory else (None,),
-        "dcp": numbers("--dcp", dcp),
-        "kv_dtype": words("--kv-dtype", kv_dtype),
-        "state_dtype": words("--state-dtype", state_dtype),
-    }
-
-
-def _policy_axes(
-    placement: Sequence[str] | None, eviction: str, alignment: str, preset: Sequence[str] | None
-) -> dict[str, Any]:
-    return {
-        "placement": [words("--placement", kinds) for kinds in placement or [_KINDS]],
-        "eviction": words("--eviction", eviction),
-        "alignment": numbers("--alignment", alignment),
-        "preset": [None if name == "headway" else name for name in preset or ["headway"]],
-    }
 
 
 def _present(runs: Sequence[RunRecord], folder: SweepFolder, console: Console, *, as_json: bool) -> None:
@@ -141,6 +123,7 @@ def _present(runs: Sequence[RunRecord], folder: SweepFolder, console: Console, *
         typer.echo(json.dumps([run.as_dict() for run in runs], indent=2))
     else:
         Console().print(_table(runs))
+    tell_counts(folder, console)
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no report: that needs pip install 'headway[report]'; then run this command again", markup=False)
         return
@@ -159,6 +142,8 @@ def finish_points(
 ) -> list[RunRecord]:
     """Run what the folder does not have yet, with a progress bar. Returns the runs of all points, in their order."""
     missing = [point for point in points if not _finished(folder, point, work)]
+    folder.reused += len(points) - len(missing)
+    folder.made += len(missing)
     if len(missing) < len(points):
         console.print(f"{len(points) - len(missing)} of {len(points)} runs are in {folder.path} already")
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -178,6 +163,14 @@ def finish_points(
     return [folder.finished[point.key] for point in points]
 
 
+def tell_counts(folder: SweepFolder, console: Console) -> None:
+    """Say how many runs were taken from the folder and how many were made."""
+    text = f"{folder.reused + folder.made} runs: {folder.made} new, {folder.reused} reused from {folder.path}"
+    if folder.stale:
+        text += f"; {folder.stale} more there were made by another release of Headway, and were not used"
+    console.print(text, highlight=False, soft_wrap=True)
+
+
 def _finished(folder: SweepFolder, point: Point, work: Workload) -> bool:
     run = folder.finished.get(point.key)
     return run is not None and not (work.clairvoyant and run.result.clairvoyant is None)
@@ -186,21 +179,39 @@ def _finished(folder: SweepFolder, point: Point, work: Workload) -> bool:
 def _table(runs: Sequence[RunRecord]) -> Table:
     table = Table(title=f"{runs[0].result.trace}: {len(runs)} runs", title_justify="left", box=None, pad_edge=False)
     table.add_column("run")
-    for name in ("tokens reused", "compute saved", "knowing the future", "endless"):
+    timed = any(run.result.latency for run in runs)
+    times = ("first token: half", "95%", "tokens answered/s") if timed else ()
+    for name in ("tokens reused", "compute saved", "knowing the future", "endless", *times):
         table.add_column(name, justify="right")
     table.add_column("largest loss")
     best = best_run(runs)
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         whole, future = run.result.whole, run.result.clairvoyant
-        lost = losses(run)
-        share = lost[0][1] / max(1, whole.prompt_tokens) if lost else 0.0
         table.add_row(
             label,
             f"{whole.token_hit_rate:.1%}",
             f"{whole.compute_saved:.1%}",
             f"{future.token_hit_rate:.1%}" if future else "",
             f"{whole.endless_hit_rate:.1%}",
-            f"{lost[0][0]} {share:.1%}" if lost else "",
+            *(_time_cells(run) if timed else ()),
+            _largest_loss(run),
             style="bold" if number == best else "",
         )
+    if timed:
+        table.caption = f"times are estimates: {next(r.result.latency.estimate for r in runs if r.result.latency)}"
     return table
+
+
+def _time_cells(run: RunRecord) -> tuple[str, ...]:
+    latency = run.result.latency
+    if latency is None:
+        return "", "", ""
+    first = latency.first_token
+    return format_seconds(first.p50), format_seconds(first.p95), f"{latency.answer_tokens:,.0f}"
+
+
+def _largest_loss(run: RunRecord) -> str:
+    lost, total = losses(run), max(1, run.result.whole.prompt_tokens)
+    told = [f"{lost[0][0]} {lost[0][1] / total:.1%}"] if lost else []
+    told += [f"{run.result.refused:,} requests refused"] if run.result.refused else []
+    return "; ".join(told)

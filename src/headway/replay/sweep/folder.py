@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.errors import ConfigError, TraceError
 from headway.replay.record import RunRecord
+from headway.replay.sweep.release import release_mark
 
 __all__ = ["SweepFolder"]
 
@@ -19,7 +20,10 @@ class SweepFolder:
 
     Attributes:
         path: The folder.
-        finished: Runs so far, by key.
+        finished: Runs of this release so far, by key.
+        stale: Lines of other releases, which are left alone and not used.
+        reused: Runs that somebody wanted and found here.
+        made: Runs that somebody wanted and that were not here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,6 +37,7 @@ class SweepFolder:
         """
         self.path = path
         self.finished: dict[str, RunRecord] = {}
+        self.stale = self.reused = self.made = 0
         self._file = path / _RUNS
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -52,7 +57,7 @@ class SweepFolder:
 
     def add(self, key: str, run: dict[str, Any]) -> None:
         """Keep a finished run: what `RunRecord.as_dict` gave."""
-        line = json.dumps({"key": key, "run": run}, separators=(",", ":"))
+        line = json.dumps({"key": key, "release": release_mark(), "run": run}, separators=(",", ":"))
         with self._file.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         self.finished[key] = RunRecord.from_dict(run)
@@ -63,4 +68,7 @@ class SweepFolder:
             key, run = str(found["key"]), found["run"]
         except (ValueError, KeyError, TypeError) as error:
             raise TraceError(f"{where}: not a run of a sweep ({error}); remove the line to do it again") from None
+        if found.get("release") != release_mark():
+            self.stale += 1
+            return
         self.finished[key] = RunRecord.from_dict(run, where)

@@ -12,9 +12,12 @@ from typing import Any
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.errors import ConfigError
 from headway.replay.catalogue import Model
+from headway.replay.presets.run import check_preset
 from headway.replay.record import settings_of
 from headway.replay.scaling import ReplayConfig, scale
 from headway.replay.sizing import Hardware, ModelChoice, memory_of, sized_model
+from headway.replay.sweep.release import release_mark
+from headway.replay.timing import ClockChoice, timing_of
 from headway.replay.trace import Trace
 
 __all__ = ["Grid", "Point", "fingerprint", "numbers", "points_of", "words"]
@@ -36,6 +39,7 @@ class Grid:
         alignment: Tokens at whose multiples states can be exported.
         preset: Presets of other engines; None: this cache.
         outputs: How answers are read, see `ReplayConfig`. The same at all points.
+        clock: Whether arrival times count, and what steps may hold. The same at all points.
     """
 
     memory: Sequence[str | None] = (None,)
@@ -49,6 +53,11 @@ class Grid:
     alignment: Sequence[int] = (1,)
     preset: Sequence[str | None] = (None,)
     outputs: str | None = None
+    clock: ClockChoice = field(default_factory=ClockChoice)
+
+
+_SAME = ("outputs", "clock")
+"""Fields of a grid that are no axes."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Point:
     Attributes:
         config: Its configuration.
         model: Its model.
-        key: Name of trace and configuration together: equal keys mean equal results.
+        key: Name of trace, configuration and release together: equal keys mean equal results.
         values: Its values of the grid, by setting.
     """
 
@@ -80,18 +89,20 @@ def points_of(grid: Grid, choice: ModelChoice, hardware: Hardware, trace: Trace)
     Raises:
         ConfigError: A combination that cannot work; names it.
     """
-    axes = [part.name for part in fields(Grid) if part.name != "outputs"]
+    axes = [part.name for part in fields(Grid) if part.name not in _SAME]
     mark = fingerprint(trace)
     found: dict[str, Point] = {}
     for combination in product(*(getattr(grid, name) for name in axes)):
         values = dict(zip(axes, combination, strict=True))
         try:
-            config, model = _configured(values, grid.outputs, choice, hardware)
+            config, model = _configured(values, grid, choice, hardware)
             scale(config, trace.width, len(trace.symbols), len(trace))
+            check_preset(config)
         except ConfigError as error:
             told = ", ".join(f"{name} {v}" for name, v in values.items() if len(getattr(grid, name)) > 1)
             raise ConfigError(f"{told}: {error}" if told else str(error)) from None
-        text = json.dumps({"trace": mark, **settings_of(config)}, sort_keys=True)
+        made = {"trace": mark, "release": release_mark(), "model": model.name}
+        text = json.dumps(made | settings_of(config), sort_keys=True)
         key = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
         found.setdefault(key, Point(config, model, key, values))
     return list(found.values())
@@ -132,12 +143,26 @@ def numbers(option: str, text: str) -> list[int]:
 
 
 def _configured(
-    values: dict[str, Any], outputs: str | None, choice: ModelChoice, hardware: Hardware
+    values: dict[str, Any], grid: Grid, choice: ModelChoice, hardware: Hardware
 ) -> tuple[ReplayConfig, Model]:
     layout = ParallelLayout(tp=values["tp"], dcp=values["dcp"], pcp=values["pcp"])
     model = sized_model(replace(choice, kv_dtype=values["kv_dtype"], state_dtype=values["state_dtype"]), layout)
-    memory = memory_of(hardware if values["memory"] is None else Hardware(values["memory"]), model, layout)
+    timing = timing_of(grid.clock, hardware, model, layout)
+    if values["memory"] is not None:  # with a clock, the GPU still says how fast steps are
+        timed = replace(hardware, memory=values["memory"], share=Hardware.share)
+        hardware = Hardware(values["memory"]) if timing is None else timed
+    memory = memory_of(hardware, model, layout, timed=timing is not None)
     policy = {name: values[name] for name in ("placement", "eviction", "alignment")}
     if values["preset"] is not None:
         policy["preset"] = values["preset"]
-    return ReplayConfig(model.groups, memory, layout, model.cost, outputs=outputs, **policy), model
+    config = ReplayConfig(
+        model.groups,
+        memory,
+        layout,
+        model.cost,
+        outputs=grid.outputs,
+        timing=timing,
+        layers=model.layers,
+        **policy,
+    )
+    return config, model
