@@ -83,7 +83,7 @@ class Driver:
         groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
         config = CacheConfig(groups, BLOCKS, layout=parallel, block_tokens=16, cost=layout.cost, check=True)
         self.cache = PrefixCache(config)
-        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form, drafters, case.tp > 1)
+        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form, drafters, split=case.tp > 1)
         planner = DraftPlanner(drafters[0].name, drafters[0].most) if drafters else None
         self.scheduler = Scheduler(self.cache, EngineConfig(max_batched_tokens=48, max_running=4), planner=planner)
         self.requests: list[RunningRequest] = []

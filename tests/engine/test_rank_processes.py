@@ -149,6 +149,20 @@ def test_a_killed_rank_ends_what_runs_and_the_next_request_is_right(built: Built
     assert (stats.leases, stats.leased) == (0, 0)
 
 
+def test_a_rank_that_is_killed_while_nothing_is_asked_is_replaced(built: BuiltEngine, source: Path) -> None:
+    before = processes_of(built)
+    losses = built.engine.snapshot(PATIENCE).counters.rank_losses
+    before[0].kill()
+    deadline = time.monotonic() + PATIENCE
+    while built.engine.snapshot().counters.rank_losses == losses:
+        assert time.monotonic() < deadline, "nobody notices"
+        time.sleep(0.05)
+    tokens = prompt(5)
+    assert list(built.engine.submit(asked(tokens, 12)).result(PATIENCE).tokens) == greedy(source, tokens, 12)
+    assert all(process.poll() is not None for process in before)
+    assert not any(process.poll() is not None for process in processes_of(built))
+
+
 def test_a_stuck_rank_is_noticed_in_time(built: BuiltEngine) -> None:
     """It ends this engine instead of restarting it a second time, which the test before has shown."""
     executor = executor_of(built)

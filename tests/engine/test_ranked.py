@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,18 +27,21 @@ from headway.engine import (
     StepWork,
 )
 from headway.engine.build_drafts import DraftSource
-from headway.engine.rank import CODEC, Load, Loaded, Prepare, Prepared, RankFault, StepDone
+from headway.engine.rank import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, RankFault, StepDone
 from headway.engine.ranked import RankedExecutor
 from headway.errors import ConfigError
 from headway.runtime.distributed import Rendezvous
 
-NOBODY = DraftSource("none", None, "match", 1)
-ROOM = Prepare(blocks=10, block_tokens=4, tp=2, dcp=2, interleave=1, single_steps=False, drafts=NOBODY)
+NOBODY = DraftSource("none", None, "match")
+ROOM = Prepare(blocks=10, block_tokens=4, tp=2, dcp=2, interleave=1, single_steps=False, max_running=1)
 OUTPUT = StepOutput(np.array([5], dtype=np.int32), [None])
 
 
 class ScriptedRanks:
-    """A group of two that answers what the test says; an answer may be an exception, or `None` for silence."""
+    """A group of two that answers what the test says; an answer may be an exception, or `None` for silence.
+
+    `collectives` is how many each says that it has begun.
+    """
 
     meeting = Rendezvous("somewhere")
     size = 2
@@ -50,6 +55,8 @@ class ScriptedRanks:
         }
         self.answers: deque[tuple[int, object]] = deque()
         self.killed = False
+        self.gone: str | None = None
+        self.collectives = [7, 7]
 
     def send(self, message: bytes, timeout: float) -> None:
         self.sent.append(CODEC.decode(message))
@@ -62,7 +69,11 @@ class ScriptedRanks:
         rank, answer = self.answers.popleft()
         if isinstance(answer, Exception):
             raise answer
-        return rank, answer if isinstance(answer, bytes) else CODEC.encode(answer)
+        return rank, answer if isinstance(answer, bytes) else CODEC.encode(Answer(answer, self.collectives[rank]))
+
+    def check(self) -> None:
+        if self.gone is not None:
+            raise RanksLostError(self.gone)
 
     def kill(self) -> None:
         self.killed = True
@@ -79,7 +90,7 @@ def executor(launched: list[ScriptedRanks]) -> RankedExecutor:
         launched.append(ScriptedRanks())
         return launched[-1]
 
-    built = RankedExecutor(launch, "model", "fp32", ParallelConfig(dcp=2, rank_timeout=5.0))
+    built = RankedExecutor(launch, "model", "fp32", ParallelConfig(dcp=2, rank_timeout=5.0), NOBODY)
     assert [each.memory for each in built.load()] == [100, 90]
     built.prepare(CacheGeometry(WORLDS["hybrid"], block_tokens=4), ROOM)
     return built
@@ -115,9 +126,15 @@ def test_a_rank_that_does_not_answer_is_lost_with_all_others(
     assert launched[1].sent[1] == ROOM
 
 
-def test_a_rank_that_answers_with_garbage_is_lost(executor: RankedExecutor, launched: list[ScriptedRanks]) -> None:
-    launched[0].script[StepWork] = [OUTPUT, b"garbage"]
-    with pytest.raises(RanksLostError, match="rank 1 answered with what is no message"):
+@pytest.mark.parametrize(
+    ("garbage", "text"),
+    [(b"garbage", "what is no message"), (CODEC.encode(StepDone()), "StepDone, which is no answer")],
+)
+def test_a_rank_that_answers_with_garbage_is_lost(
+    executor: RankedExecutor, launched: list[ScriptedRanks], garbage: bytes, text: str
+) -> None:
+    launched[0].script[StepWork] = [OUTPUT, garbage]
+    with pytest.raises(RanksLostError, match=f"rank 1 answered with .*{text}"):
         executor.run(some_work())
     assert launched[0].killed
 
@@ -138,6 +155,99 @@ def test_a_fault_that_all_ranks_survive_is_a_failed_step(
     launched[0].script[StepWork] = [OUTPUT, StepDone()]
     assert executor.run(some_work()).sampled.tolist() == [5]
     assert not launched[0].killed
+
+
+OUT_OF_MEMORY = RankFault("OutOfMemoryError", "for a moment")
+
+
+@pytest.mark.parametrize("answers", [[OUT_OF_MEMORY, OUT_OF_MEMORY], [OUT_OF_MEMORY, StepDone()], [OUTPUT, StepDone()]])
+def test_ranks_that_have_begun_different_numbers_of_collectives_are_lost(
+    executor: RankedExecutor, launched: list[ScriptedRanks], answers: list[object]
+) -> None:
+    """Their next collectives would pair wrongly, whether they failed or not."""
+    launched[0].script[StepWork], launched[0].collectives = answers, [9, 12]
+    with pytest.raises(RanksLostError, match="out of step, they have begun 9, 12 collectives"):
+        executor.run(some_work())
+    assert launched[0].killed
+
+
+IN_MODEL = RankFault("ValueError", "bad shape", Place.FORWARD)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [IN_MODEL, StepDone()],
+        [OUTPUT, IN_MODEL],
+        [IN_MODEL, RankFault("ValueError", "another shape", Place.FORWARD)],
+        [IN_MODEL, RankFault("ValueError", "bad shape")],
+        [RankFault("CollectiveError", "timed out", Place.COLLECTIVE)] * 2,
+    ],
+)
+def test_ranks_of_which_nobody_knows_whether_they_are_in_step_are_lost(
+    executor: RankedExecutor, launched: list[ScriptedRanks], answers: list[object]
+) -> None:
+    """Inside a forward there may be collectives that are not counted; a collective that failed leaves no group."""
+    launched[0].script[StepWork] = answers
+    with pytest.raises(RanksLostError, match=r"may be out of step; rank \d failed in a"):
+        executor.run(some_work())
+    assert launched[0].killed
+
+
+def test_a_fault_of_the_model_itself_is_the_same_on_all_ranks_and_a_failed_step(
+    executor: RankedExecutor, launched: list[ScriptedRanks]
+) -> None:
+    launched[0].script[StepWork] = [IN_MODEL, IN_MODEL]
+    with pytest.raises(RuntimeError, match="rank 0: ValueError: bad shape"):
+        executor.run(some_work())
+    assert not launched[0].killed
+
+
+def test_a_start_that_the_user_can_mend_says_how_though_other_ranks_wait(
+    executor: RankedExecutor, launched: list[ScriptedRanks]
+) -> None:
+    launched[0].script[Prepare] = [None, RankFault("ConfigError", "lower --memory")]
+    with pytest.raises(ConfigError, match="lower --memory"):
+        executor.prepare(CacheGeometry(WORLDS["hybrid"]), ROOM)
+    assert launched[0].killed
+
+
+def test_a_rank_that_is_gone_between_steps(executor: RankedExecutor, launched: list[ScriptedRanks]) -> None:
+    executor.check()
+    launched[0].gone = "rank 1 was ended by SIGKILL"
+    for text in ("SIGKILL", "no ranks"):
+        with pytest.raises(RanksLostError, match=text):
+            executor.check()
+    assert launched[0].killed
+    executor.restart()
+    executor.check()
+
+
+@pytest.mark.parametrize(("deaths", "survives"), [(2, True), (3, False)])
+def test_ranks_that_are_lost_while_they_start_are_started_again_but_not_for_ever(
+    executor: RankedExecutor, launched: list[ScriptedRanks], deaths: int, survives: bool
+) -> None:
+    def send(ranks: ScriptedRanks, message: bytes, timeout: float) -> None:
+        if len(launched) <= 1 + deaths:  # the first group is that of the fixture
+            raise RanksLostError("rank 0 was ended by SIGKILL")
+        ScriptedRanks.send(ranks, message, timeout)
+
+    launch = executor._launch
+
+    def launch_dying() -> ScriptedRanks:
+        ranks = launch()
+        assert isinstance(ranks, ScriptedRanks)
+        ranks.send = partial(send, ranks)  # type: ignore[method-assign]
+        return ranks
+
+    executor._launch = launch_dying
+    if survives:
+        executor.restart()
+        assert executor.run(some_work()).sampled.tolist() == [5]
+    else:
+        with pytest.raises(RanksLostError, match="SIGKILL"):
+            executor.restart()
+    assert [ranks.killed for ranks in launched] == [*[True] * (1 + deaths), *[False] * survives]
 
 
 def test_a_model_that_a_rank_refuses_is_refused_as_if_it_were_here(
@@ -224,6 +334,7 @@ def test_lost_ranks_end_what_runs_and_what_waits_is_served_by_new_ones() -> None
         stats = built.snapshot(60)
         assert (stats.cache.leases, stats.cache.leased) == (0, 0)
         assert (stats.counters.failed_steps, stats.counters.finished["error"]) == (1, 2)
+        assert stats.counters.rank_losses == 1
         assert built.healthy
 
 
@@ -238,6 +349,57 @@ def test_no_token_of_the_lost_step_reaches_a_client() -> None:
         whole = expected_answer(built.cache.geometry, request.tokens.tolist(), 40, ignore_eos=True)
         assert len(told) < 40
         assert told == whole[: len(told)]
+
+
+def lose_between_steps(device: FakeDevice) -> threading.Event:
+    """Lose the ranks of an engine that has nothing to do. Returns what lets new ones start."""
+    start = threading.Event()
+    restart = device.restart
+
+    def check() -> None:
+        if not start.is_set():
+            raise RanksLostError("rank 1 was ended by SIGKILL")
+
+    def wait() -> None:
+        assert start.wait(60)
+        restart()
+
+    device.check, device.restart = check, wait  # type: ignore[method-assign]
+    return start
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it does not become true")
+
+
+def test_ranks_that_are_lost_between_steps_are_replaced_before_anybody_asks() -> None:
+    with engine("restart") as (built, device):
+        assert built.unavailable is None
+        before = built.submit(asked(prompt(30), 8, ignore_eos=True)).result(60)
+        start = lose_between_steps(device)
+        until(lambda: built.unavailable is not None)
+        assert built.unavailable == "ranks are lost, new ones start: rank 1 was ended by SIGKILL"
+        assert not built.healthy
+        until(lambda: built.snapshot(0.01).counters.rank_losses == 1)
+        handle = built.submit(asked(prompt(30), 8, ignore_eos=True))
+        start.set()
+        result = handle.result(60)
+        assert (result.tokens, result.cached_tokens) == (before.tokens, 0)
+        until(lambda: built.healthy)
+        counters = built.snapshot(60).counters
+        assert (device.restarts, counters.rank_losses, counters.failed_steps) == (1, 1, 0)
+
+
+def test_an_engine_that_is_to_end_with_its_ranks_ends_between_steps_too() -> None:
+    with engine("exit") as (built, device):
+        lose_between_steps(device)
+        built.join()
+        assert isinstance(built.failure, RanksLostError)
+        assert built.unavailable == "the engine has failed: rank 1 was ended by SIGKILL"
 
 
 def test_the_engine_ends_where_that_is_asked_for() -> None:
@@ -261,8 +423,11 @@ def test_ranks_that_cannot_be_restarted_end_the_engine() -> None:
         def refuse() -> None:
             raise ConfigError("the cluster has no room")
 
+        go = threading.Event()
+        device.before_step = lambda work: go.wait(60) and None
         device.restart = refuse  # type: ignore[method-assign]
         handles = [built.submit(asked(prompt(30, seed=i), 40, ignore_eos=True)) for i in range(3)]
+        go.set()
         for handle in handles:
             with pytest.raises((RequestFailedError, EngineStoppedError)):
                 handle.result(60)

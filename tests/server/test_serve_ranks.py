@@ -1,5 +1,6 @@
 """`headway serve --dcp 2` as a user runs it."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -22,10 +23,14 @@ def test_a_server_on_two_ranks_answers_reuses_and_ends_with_them(tiny_model: Pat
         assert answers[0]["choices"] == answers[1]["choices"]
         assert answers[1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 25}
         ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(int(ranks[-1]), signal.SIGKILL)
-        lost = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
-        assert lost.status_code == 500
-        assert "was ended by SIGKILL" in lost.json()["error"]["message"]
+        long = body | {"max_tokens": 1500, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=long, timeout=120) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(int(ranks[-1]), signal.SIGKILL)
+            *_, last = filter(None, lines)
+        assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert "was ended by SIGKILL" in last
         _, errors = process.communicate(timeout=120)
         assert process.returncode not in (0, None), errors
         assert "Traceback" not in errors

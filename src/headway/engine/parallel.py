@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from headway.cache import ParallelLayout
 from headway.errors import ConfigError
+from headway.runtime.choices import FORMS
 
-__all__ = ["COMMUNICATION", "EXECUTORS", "ON_RANK_FAILURE", "ParallelConfig"]
+__all__ = ["EXECUTORS", "ON_RANK_FAILURE", "ParallelConfig"]
 
 EXECUTORS = ("auto", "local", "processes", "ray")
 """Who computes: this process, one process a rank on this machine, or one Ray actor a rank on any machines."""
 ON_RANK_FAILURE = ("restart", "exit")
 """What the engine does when it has lost a rank."""
-COMMUNICATION = ("ag_rs", "a2a")
-"""How context-parallel ranks merge their attention; see `headway.runtime.context_parallel`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class ParallelConfig:
             )
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
-        _one_of("communication", self.communication, COMMUNICATION)
+        _one_of("communication", self.communication, FORMS)
         if not self.rank_timeout > 0:
             raise ConfigError(f"rank_timeout is {self.rank_timeout}, it must be more than 0 seconds")
         if self.executor == "local" and self.ranks > 1:

@@ -122,6 +122,11 @@ class ProcessRanks:
         except (EOFError, OSError) as error:
             raise self._gone(rank) from error
 
+    def check(self) -> None:
+        """Look whether all ranks are there (see `RankGroup.check`)."""
+        if (unasked := self.receive(0.0)) is not None:
+            raise RanksLostError(f"rank {unasked[0]} has answered what nobody asked")
+
     def kill(self) -> None:
         """End all ranks now."""
         for process in self.processes:

@@ -42,11 +42,9 @@ import torch.nn.functional as F  # noqa: N812
 
 from headway.errors import ConfigError
 from headway.runtime.attention import Scores
+from headway.runtime.choices import FORMS
 
 __all__ = ["FORMS", "Communicator", "HeadMerge", "Partial", "merge", "partial_attention"]
-
-FORMS = ("ag_rs", "a2a")
-"""Names of the two forms of communication."""
 
 
 class Communicator(Protocol):
