@@ -291,7 +291,7 @@ class Engine:
             self._lose_ranks(error)
 
     def _lose_ranks(self, error: RanksLostError) -> None:
-        """End all that runs and forget all that was computed; then start the ranks anew, or give up.
+        """End all that runs and forget all that was computed; then start the ranks anew, unless the engine is to end.
 
         Raises:
             RanksLostError: `on_rank_failure` is `exit`.
@@ -306,6 +306,8 @@ class Engine:
         scheduler.cache.reset()
         if policy == "exit":
             raise error
+        if self._stopping:
+            return
         self._take_snapshot()  # what is shown until the engine answers again
         started = time.monotonic()
         self._executor.restart()
