@@ -33,14 +33,14 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
-from headway.engine import ParallelConfig, SampleSpec, StepOutput, StepWork
+from headway.engine import ParallelConfig, StepOutput, StepWork
 from headway.engine.build_drafts import DraftSource
-from headway.engine.rank import CODEC, Loaded, Prepare, Prepared, StepDone, compact
+from headway.engine.rank import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
 from headway.engine.ranked import RankedExecutor
 from headway.runtime.attention import Scores
 from headway.runtime.context_parallel import FORMS, HeadMerge, Partial, partial_attention
 from headway.runtime.distributed import Rendezvous, join_group, leave_group
-from headway.runtime.sampling import SamplingParams
+from headway.runtime.sampling import SampleRow, SamplingParams
 
 HISTORY = 4096
 SPAWN = multiprocessing.get_context("spawn")
@@ -90,11 +90,11 @@ class EchoRanks:
         self.size = size
         self._ends: list[Connection[bytes, bytes]] = []
         self._processes: list[ForkProcess] = []
-        start = [CODEC.encode(record) for record in (Loaded(1, (), None), Prepared(1, None))]
+        start = [CODEC.encode(Answer(record, 0)) for record in (Loaded(1, (), None), Prepared(1, None))]
         for rank in range(size):
             ours, theirs = socket.socketpair()
             output = StepOutput(np.zeros(rows, dtype=np.int32), [None] * rows) if rank == 0 else StepDone()
-            process = FORK.Process(target=echo, args=(theirs, CODEC.encode(output), *start), daemon=True)
+            process = FORK.Process(target=echo, args=(theirs, CODEC.encode(Answer(output, 0)), *start), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -107,6 +107,8 @@ class EchoRanks:
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
         ready = wait(self._ends, timeout)
         return (self._ends.index(ready[0]), ready[0].recv_bytes()) if ready else None  # type: ignore[arg-type, union-attr]
+
+    def check(self) -> None: ...
 
     def kill(self) -> None:
         for process in self._processes:
@@ -130,7 +132,7 @@ def decoding(rows: int, geometry: CacheGeometry, params: SamplingParams) -> Step
     )
     tables = [np.zeros((rows, width + 10), dtype=np.int32), np.zeros((rows, 8), dtype=np.int32)]
     prompt, output = np.zeros(HISTORY - 100, dtype=np.int32), np.zeros(100, dtype=np.int32)
-    sample = SampleSpec(params, 5, prompt, output)
+    sample = SampleRow(params, 5, prompt, output)
     return StepWork(step, tables, [np.ones(1, dtype=np.int32)] * rows, [sample] * rows)
 
 
@@ -149,10 +151,10 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
             parallel = ParallelConfig(dcp=size).layout
             geometry = CacheGeometry(groups, parallel, block_tokens=16)
             work = decoding(rows, geometry, SamplingParams(temperature=0.8))
-            executor = RankedExecutor(partial(EchoRanks, size, rows), None, "fp32", ParallelConfig(dcp=size))
+            nobody = DraftSource("none", None, "match")
+            executor = RankedExecutor(partial(EchoRanks, size, rows), None, "fp32", ParallelConfig(dcp=size), nobody)
             executor.load()
-            nobody = DraftSource("none", None, "match", rows)
-            executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False, nobody))
+            executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False, rows))
             if not cells:
                 packed = CODEC.encode(compact(work, geometry))
                 packing = used(partial(_pack, work, geometry), repeats)

@@ -1,4 +1,4 @@
-"""The life of a request, step by step: blocks, copies, states, batches, ends, and misuse."""
+"""The life of a request, step by step: blocks, copies, states, drafts and ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
 
 from headway.cache import CheckpointRemoved, CheckpointStored, Event, Prompt, Recurrent, SlidingWindow
-from headway.errors import LeaseError, UnservableError
+from headway.errors import LeaseError
 
 
 def test_a_prefill_takes_blocks_as_it_goes_and_gives_them_back() -> None:
@@ -193,110 +193,6 @@ def test_reset_with_running_requests() -> None:
     assert engine.hit(tokens((1, 20))) == 19
 
 
-# Batches and exhaustion.
-
-
-def test_a_batch_gets_what_there_is_and_the_rest_is_unchanged() -> None:
-    """Ten blocks, three prompts that want four each: two get theirs, the third at most the two that are left."""
-    engine = Engine.of(ATTENTION, blocks=10)
-    leases = [engine.start(tokens((stream, 16))) for stream in (1, 2, 3)]
-    granted = engine.step(*leases)
-    assert granted[:2] == [16, 16]
-    assert 0 <= granted[2] <= 8
-    assert [lease.computed for lease in leases] == granted
-    engine.cache.abort([leases[0].row])
-    while leases[2].computed < 16:
-        assert engine.step(leases[2])[0] > 0
-
-
-def test_exhaustion_is_a_result() -> None:
-    engine = Engine.of(ATTENTION, blocks=4)
-    first, second = engine.start(tokens((1, 16))), engine.start(tokens((2, 4)))
-    assert engine.step(first) == [16]
-    step = engine.cache.extend([second.row], [4])
-    assert step.exhausted.tolist() == [True]
-    assert second.computed == 0
-    engine.cache.commit(step)
-    engine.cache.preempt([first.row])
-    assert engine.step(second) == [4]
-
-
-@pytest.mark.parametrize("end", ["commit", "fail"])
-@pytest.mark.parametrize("many", [1, 3, 9])
-def test_a_step_that_got_nothing_can_be_landed(many: int, end: str) -> None:
-    engine = Engine.of(ATTENTION, blocks=4)
-    first = engine.start(tokens((1, 16)))
-    assert engine.step(first) == [16]
-    others = [engine.start(tokens((2 + i, 4))) for i in range(many)]
-    step = engine.cache.extend([lease.row for lease in others], 4)
-    assert step.exhausted.all()
-    if end == "fail":
-        engine.cache.fail(step)
-    else:
-        engine.cache.commit(step, sampled=np.zeros(many, dtype=np.int32))
-    engine.cache.finish([first.row])
-    assert engine.step(others[0]) == [4]
-
-
-def test_a_snapshot_is_left_out_before_a_request_has_to_wait() -> None:
-    """Ten tokens take three blocks and the running state two: five blocks, none for a snapshot of two."""
-    engine = Engine.of(ATTENTION, STATE, blocks=5)
-    lease = engine.start(tokens((1, 10)))
-    engine.compute(lease)
-    engine.cache.finish([lease.row])
-    assert engine.cache.stats().leased == 0
-
-
-@pytest.mark.parametrize(("blocks", "fits"), [(7, True), (6, False)])
-def test_what_can_never_fit_is_refused_at_once(blocks: int, fits: bool) -> None:
-    """17 tokens take five blocks and the state two."""
-    engine = Engine.of(ATTENTION, STATE, blocks=blocks)
-    if fits:
-        assert engine.run(tokens((1, 17))) == 0
-        return
-    with pytest.raises(UnservableError, match="7 blocks") as error:
-        engine.start(tokens((1, 17)))
-    assert (error.value.needed_blocks, error.value.total_blocks) == (7, 6)
-    assert engine.cache.leases == 0
-    assert engine.cache.free_blocks == 6
-
-
-def test_a_request_that_fits_exactly_is_not_starved_by_what_it_parted_from() -> None:
-    """47 tokens fill the pool of 12 blocks of 4. They share 19 with what came before, and part inside a block.
-
-    The shared part has its own copy of that block. While the request is alone nobody needs that copy, so it has to go.
-    """
-    engine = Engine.of(ATTENTION, blocks=12)
-    engine.run(tokens((1, 19), (2, 3)))
-    lease = engine.start(tokens((1, 19), (3, 28)))
-    while lease.computed < 47:
-        assert engine.step(lease, count=1)[0] > 0, f"stuck at {lease.computed}"
-
-
-def test_rows_are_given_again_and_grow_in_number() -> None:
-    engine = Engine.of(ATTENTION, max_leases=1)
-    leases = [engine.start(tokens((stream, 8))) for stream in range(1, 6)]
-    assert len({lease.row for lease in leases}) == 5
-    engine.step(*leases)
-    engine.cache.finish([lease.row for lease in leases[:3]])
-    again = engine.start(tokens((9, 8)))
-    assert again.row in {lease.row for lease in leases[:3]}
-    engine.step(again, *leases[3:], count=1)
-
-
-def test_only_what_a_window_still_sees_is_held() -> None:
-    """Window of 6 in blocks of 4: at 40 tokens it needs [35, 40), two blocks of the ten."""
-    engine = Engine.of(SlidingWindow("w", 64, 6), placement=())
-    lease = engine.start(tokens((1, 40)))
-    while lease.computed < 40:
-        engine.step(lease, count=4)
-    engine.step(lease, count=1)
-    row = engine.cache.tables[0][lease.row]
-    assert (row[:8] < 0).all()
-    assert (row[9:11] >= 0).all()
-    assert engine.cache.free_blocks >= 100 - 3
-
-
 # Speculation.
 
 
@@ -334,57 +230,6 @@ def test_a_hit_under_lookahead_needs_the_same_later_tokens() -> None:
     assert engine.hit(tokens((1, 12), (2, 1), (3, 4))) == 10
 
 
-# Events.
-
-
-def test_events_tell_what_is_stored_and_removed_until_they_are_ended() -> None:
-    engine = Engine.of(ATTENTION, STATE)
-    heard: list[Event] = []
-    stop = engine.cache.subscribe(heard.append)
-    engine.run(tokens((1, 20)))
-    stored = [event for event in heard if isinstance(event, CheckpointStored)]
-    assert [(event.position, event.kind) for event in stored] == [(19, "prompt_end"), (20, "answer_end")]
-    assert stored[0].prefix.tolist() == tokens((1, 19)).tolist()
-    stop()
-    engine.cache.reset()
-    assert not [event for event in heard if isinstance(event, CheckpointRemoved)]
-
-
-# Misuse.
-
-
-def test_misuse_is_refused_and_changes_nothing() -> None:
-    engine = Engine.of(ATTENTION)
-    lease = engine.start(tokens((1, 20)))
-    step = engine.cache.extend([lease.row], [8])
-    for wrong in (
-        lambda: engine.cache.extend([lease.row], [1]),
-        lambda: engine.cache.finish([lease.row]),
-        lambda: engine.cache.preempt([lease.row]),
-        lambda: engine.cache.commit(step, counts=[9]),
-        lambda: engine.cache.commit(step, counts=[-1]),
-        lambda: engine.cache.extend([99], [1]),
-    ):
-        with pytest.raises(LeaseError):
-            wrong()
-    engine.cache.commit(step)
-    assert lease.computed == 8
-    for wrong in (
-        lambda: engine.cache.commit(step),
-        lambda: engine.cache.fail(step),
-        lambda: engine.cache.extend([lease.row, lease.row], [1, 1]),
-        lambda: engine.cache.extend([lease.row], [-1]),
-    ):
-        with pytest.raises(LeaseError):
-            wrong()
-    engine.cache.finish([lease.row])
-    with pytest.raises(LeaseError):
-        engine.cache.extend([lease.row], [1])
-    with pytest.raises(LeaseError):
-        engine.cache.finish([lease.row])
-    assert engine.cache.stats().leased == 0
-
-
 def test_a_state_exported_behind_rejected_drafts_is_freed_at_once() -> None:
     engine = Engine.of(ATTENTION, STATE, placement=("interval:8",))
     lease = engine.start(tokens((1, 5)))
@@ -399,18 +244,20 @@ def test_a_state_exported_behind_rejected_drafts_is_freed_at_once() -> None:
     assert engine.cache.stats().leased == 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"breakpoints": (0,)}, {"breakpoints": (21,)}, {"boundaries": (21,)}, {"pin": -1}],
-)
-def test_a_prompt_with_marks_outside_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(LeaseError):
-        Prompt(tokens((1, 20)), **options)  # type: ignore[arg-type]
+# Events.
 
 
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(LeaseError):
-        Prompt(np.empty(0, dtype=np.int32))
+def test_events_tell_what_is_stored_and_removed_until_they_are_ended() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    heard: list[Event] = []
+    stop = engine.cache.subscribe(heard.append)
+    engine.run(tokens((1, 20)))
+    stored = [event for event in heard if isinstance(event, CheckpointStored)]
+    assert [(event.position, event.kind) for event in stored] == [(19, "prompt_end"), (20, "answer_end")]
+    assert stored[0].prefix.tolist() == tokens((1, 19)).tolist()
+    stop()
+    engine.cache.reset()
+    assert not [event for event in heard if isinstance(event, CheckpointRemoved)]
 
 
 # Long prompts.

@@ -78,6 +78,8 @@ class FakeDevice:
             self._copy(export.source, export.destination)
         return StepOutput(sampled, [None] * len(step.rows))
 
+    def check(self) -> None: ...
+
     def restart(self) -> None:
         self.restarts += 1
         for memory in self._memory:

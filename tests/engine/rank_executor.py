@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from headway.cache import CacheGeometry
 from headway.engine import StepOutput, StepWork
 from headway.engine.local import LocalExecutor
-from headway.engine.rank import compact
+from headway.engine.rank import CODEC, compact
 from headway.runtime.batch import RunBatch, RunResult
+from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.runner import Judge
@@ -24,7 +25,8 @@ class ThreadRanks:
 
     The memory of all ranks starts full of NaN. `first` has the logits of first tokens by prompt.
 
-    `drafters` are one a rank, or none.
+    `drafters` are one a rank, or none; `rule` says how their drafts are judged. With `split`, each rank has its share
+    of the weights.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class ThreadRanks:
         blocks: int,
         form: str = "ag_rs",
         drafters: Sequence[Drafter] = (),
+        rule: AcceptanceRule = AcceptanceRule.MATCH,
+        split: bool = False,
     ) -> None:
-        self.ranked = RankedRunner(model, geometry, blocks, form)
+        self.ranked = RankedRunner(model, geometry, blocks, form, split=split)
         self._geometry = geometry
         for data in self.ranked.arenas:
             data.fill_(0xFF)
@@ -51,14 +55,14 @@ class ThreadRanks:
         self.ranked.runners[0].run = keep  # type: ignore[method-assign]
         speculators: list[Speculator | None] = [None] * len(self.ranked.runners)
         if drafters:
-            ranks = [merge.ranks for merge in self.ranked.ranks.merges] if len(drafters) > 1 else [None]
+            ranks = self.ranked.ranks.all if len(drafters) > 1 else [None]
             parts = zip(self.ranked.runners, drafters, ranks, strict=True)
-            speculators = [Speculator(runner, drafter, ranks=rank) for runner, drafter, rank in parts]
+            speculators = [Speculator(runner, drafter, rule, rank) for runner, drafter, rank in parts]
         self._drafts = bool(drafters)
         self._executors = [LocalExecutor(*pair) for pair in zip(self.ranked.runners, speculators, strict=True)]
 
     def run(self, work: StepWork) -> StepOutput:
-        sent = compact(work, self._geometry)
+        sent = CODEC.decode(CODEC.encode(compact(work, self._geometry)))
         silent = sent if self._drafts else replace(sent, samples=[None] * len(work.samples))
         outputs = self.ranked.ranks(lambda rank: self._executors[rank].run(sent if rank == 0 else silent))
         assert self._logits is not None
@@ -67,6 +71,8 @@ class ThreadRanks:
             if sample is not None and len(sample.output) == 0:
                 self.first[tuple(sample.prompt.tolist())] = logits
         return outputs[0]
+
+    def check(self) -> None: ...
 
     def restart(self) -> None: ...
 

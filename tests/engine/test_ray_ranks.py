@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.test_rank_processes import MEMORY, PATIENCE, asked, greedy, prompt
+from tests.runtime.drafting.tiny_drafters import save_tiny
 from tests.server import tiny
+from transformers import AutoModelForCausalLM
 
 from headway.engine import EngineConfig, ParallelConfig, RequestFailedError
 from headway.engine.build import build_engine
@@ -40,11 +43,11 @@ def actors_of(engine: Any) -> list[Any]:
 
 
 def test_ranks_on_two_workers(cluster: None, tmp_path: Path) -> None:
-    """Answers, hits, and a lost actor: as with processes."""
+    """Answers, hits, and a lost actor: as with processes. The actors share the weights and split the tokens."""
     source = tiny.save_model(tmp_path)
     with pytest.raises(ConfigError, match="has no room for 3 ranks with 1 CPU each; it has 2 CPU"):
         RayRanks("cpu", 3, patience=2.0)
-    parallel = ParallelConfig(dcp=2, executor="ray", rank_timeout=PATIENCE)
+    parallel = ParallelConfig(tp=2, dcp=2, executor="ray", rank_timeout=PATIENCE)
     engine = build_engine(str(source), EngineConfig(memory=MEMORY, max_batched_tokens=64, parallel=parallel)).engine
     engine.start()
     try:
@@ -62,6 +65,34 @@ def test_ranks_on_two_workers(cluster: None, tmp_path: Path) -> None:
             handle.result(PATIENCE)
         again = engine.submit(asked(tokens, 12)).result(PATIENCE)
         assert (list(again.tokens), again.cached_tokens) == (expected, 0)
+        ray.kill(actors_of(engine)[0])  # while nothing is asked of them
+        deadline = time.monotonic() + PATIENCE
+        while engine.snapshot().counters.rank_losses < 2:
+            assert time.monotonic() < deadline, "nobody notices"
+            time.sleep(0.05)
+        again = engine.submit(asked(tokens, 12)).result(PATIENCE)
+        assert (list(again.tokens), again.cached_tokens) == (expected, 0)
+    finally:
+        engine.close()
+
+
+def test_drafts_on_two_workers(cluster: None, tmp_path: Path) -> None:
+    """Greedy answers with a drafter's tokens verified are those of one rank, and the drafter costs no hit."""
+    source = tiny.save_model(tmp_path / "model")
+    save_tiny("mtp", AutoModelForCausalLM.from_pretrained(source), source / "drafts" / "mtp")
+    parallel = ParallelConfig(dcp=2, executor="ray", rank_timeout=PATIENCE)
+    config = EngineConfig(memory=MEMORY, max_batched_tokens=64, draft="mtp", draft_tokens=2, parallel=parallel)
+    built = build_engine(str(source), config)
+    assert built.drafts is not None
+    built.drafts._costs = None  # draft as much as there is room for, whether it pays or not
+    engine = built.engine.start()
+    try:
+        tokens = prompt(1)
+        expected = greedy(source, tokens, 12)
+        results = [engine.submit(asked(tokens, 12)).result(PATIENCE) for _ in range(2)]
+        assert [list(result.tokens) for result in results] == [expected, expected]
+        assert [result.cached_tokens for result in results] == [0, 149]
+        assert all(result.drafted > 0 for result in results)
     finally:
         engine.close()
 

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.cache import CacheGeometry, FullAttention, Recurrent, StateExport, Step
-from headway.engine import SampleSpec, StepWork
+from headway.engine import StepWork
+from headway.engine.build_drafts import DraftSource
 from headway.engine.rank import CODEC, Load, RankFault, compact
 from headway.engine.wire import Codec
 from headway.errors import ConfigError
 from headway.runtime.batch import batch_of
 from headway.runtime.distributed import Rendezvous
-from headway.runtime.sampling import SamplingParams
+from headway.runtime.sampling import SampleRow, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def test_what_is_no_message_is_refused(message: bytes) -> None:
 
 
 def test_nested_records_with_defaults() -> None:
-    load = Load("model", "fp32", 2, Rendezvous(host="a", port=5), "a2a", 3.0)
+    load = Load("model", "fp32", 2, 2, 1, Rendezvous(host="a", port=5), "a2a", 3.0, DraftSource("mtp", 3, "match"))
     assert CODEC.decode(CODEC.encode(load)) == load
     params = SamplingParams(temperature=0.5, logit_bias={3: -1.0}, seed=-(2**62))
     assert CODEC.decode(CODEC.encode(params)) == params
@@ -132,7 +133,7 @@ def work_of(rows: list[int], starts: list[int], counts: list[int], params: list[
         serial=3,
     )
     prompt = np.arange(40, dtype=np.int32)
-    samples = [None if p is None else SampleSpec(p, 5, prompt, prompt[:3]) for p in params]
+    samples = [None if p is None else SampleRow(p, 5, prompt, prompt[:3]) for p in params]
     return StepWork(step, [table, table + 1000], tokens, samples)
 
 

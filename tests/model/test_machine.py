@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from tests.model.driver import Driver, Live
+from tests.model.driver import Driver
+from tests.model.lives import Live
 from tests.model.worlds import PIN_SECONDS, Plan, World, plans, worlds
 
 PARTS = 4

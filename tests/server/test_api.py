@@ -1,13 +1,15 @@
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from tests.server.fakes import ALPHABET, CharTokenizer, Running, running
 
-from headway.engine import EngineConfig, StepWork
+from headway.engine import EngineConfig, RanksLostError, StepWork
 
 
 @pytest.fixture(scope="module")
@@ -299,3 +301,35 @@ def test_a_full_queue_refuses_and_health_answers_during_a_long_step():
         for thread in threads:
             thread.join(60)
         assert len(answers) == 3
+
+
+def test_health_says_why_nothing_can_be_computed_and_metrics_count_the_loss():
+    """Ranks are lost while nobody asks for anything; a request that comes meanwhile is answered by the new ones."""
+    lost, go = threading.Event(), threading.Event()
+
+    def check() -> None:
+        if not lost.is_set():
+            lost.set()
+            raise RanksLostError("rank 1 was ended by SIGKILL")
+
+    def restart() -> None:
+        assert go.wait(60)
+
+    with running() as server:
+        server.device.check, server.device.restart = check, restart
+        assert lost.wait(60)
+        for _ in range(6000):
+            health = server.http.get("/health")
+            if health.status_code == 503:
+                break
+            time.sleep(0.01)
+        reason = "ranks are lost, new ones start: rank 1 was ended by SIGKILL"
+        assert health.json() == {"status": "unavailable", "reason": reason}
+        assert "headway_rank_losses_total 1.0" in server.http.get("/metrics").text
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.complete, "Hello", max_tokens=2)
+            while server.open_requests < 1:
+                time.sleep(0.01)
+            go.set()
+            assert answer.result(60)["choices"][0]["text"] == server.expected("Hello", 2)
+        assert server.http.get("/health").json() == {"status": "ok"}

@@ -15,7 +15,7 @@ from headway.engine.errors import (
     RanksLostError,
     RequestFailedError,
 )
-from headway.engine.executor import DraftOutput, Executor, SampleSpec, StepOutput, StepWork
+from headway.engine.executor import DraftOutput, Executor, StepOutput, StepWork
 from headway.engine.handle import RequestHandle
 from headway.engine.parallel import ParallelConfig
 from headway.engine.queue import FairQueue
@@ -25,7 +25,6 @@ from headway.engine.request import (
     RequestResult,
     RunningRequest,
     Timings,
-    TokenLogprob,
     Update,
 )
 from headway.engine.scheduler import Scheduler
@@ -33,6 +32,7 @@ from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
 from headway.engine.steps import ScheduledStep
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer
+from headway.runtime.sampling_records import TokenLogprob
 
 __all__ = [
     "Delta",
@@ -56,7 +56,6 @@ __all__ = [
     "RequestHandle",
     "RequestResult",
     "RunningRequest",
-    "SampleSpec",
     "ScheduledStep",
     "Scheduler",
     "StepCosts",

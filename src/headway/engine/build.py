@@ -15,7 +15,7 @@ from headway.engine.local import LocalExecutor
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
-from headway.runtime.memory import capacity, default_memory, format_bytes
+from headway.runtime.memory import capacity, default_memory
 from headway.runtime.runner import ModelRunner
 from headway.runtime.selfcheck import self_check
 
@@ -63,14 +63,10 @@ def engine_of(
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
     cache = PrefixCache(cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
     blocks = cache.config.blocks
-    try:
-        runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, blocks, check.single_steps)
-    except (RuntimeError, MemoryError) as error:
-        size = format_bytes(capacity(blocks, cache.geometry).bytes)
-        raise ConfigError(f"there is no room for a cache of {size} on {config.device}: lower --memory") from error
+    runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, blocks, check.single_steps)
     if drafter is not None:
         progress("measuring what a draft costs")
-    speculator, measured = speculator_of(drafts, runner, drafter)
+    speculator, measured = speculator_of(drafts, runner, drafter, config.max_running)
     planner = planner_of(measured)
     known = vocabulary(loaded.layout, loaded.tokenizer, end_tokens(loaded))
     engine = Engine(cache, LocalExecutor(runner, speculator), config, known, planner=planner)

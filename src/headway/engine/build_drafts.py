@@ -32,18 +32,16 @@ class DraftSource:
         drafter: `none`, `lookup`, `mtp`, `dspark`, or the folder of a drafter.
         tokens: Most tokens of a draft; None takes the drafter's own number.
         rule: How drafts of sampled answers are judged.
-        max_running: Most requests that run at once.
     """
 
     drafter: str
     tokens: int | None
     rule: str
-    max_running: int
 
     @classmethod
     def of(cls, config: EngineConfig) -> DraftSource:
         """What the options say."""
-        return cls(config.draft, config.draft_tokens, config.draft_rule, config.max_running)
+        return cls(config.draft, config.draft_tokens, config.draft_rule)
 
     @property
     def wanted(self) -> bool:
@@ -96,13 +94,20 @@ def require_verifiable(drafts: DraftSource, name: str, check: SelfCheck) -> None
 
 
 def speculator_of(
-    drafts: DraftSource, runner: ModelRunner, drafter: Drafter | None, ranks: Communicator | None = None
+    drafts: DraftSource,
+    runner: ModelRunner,
+    drafter: Drafter | None,
+    max_running: int,
+    ranks: Communicator | None = None,
 ) -> tuple[Speculator | None, Measured | None]:
-    """A speculator on `runner`, and what it costs there. All of `ranks` call this at the same time."""
+    """A speculator on `runner`, and what it costs there with up to `max_running` requests at once.
+
+    All of `ranks` call this at the same time.
+    """
     if drafter is None:
         return None, None
     speculator = Speculator(runner, drafter, AcceptanceRule(drafts.rule), ranks)
-    return speculator, Measured(drafter.name, drafter.most, measure_costs(speculator, drafts.max_running))
+    return speculator, Measured(drafter.name, drafter.most, measure_costs(speculator, max_running))
 
 
 def planner_of(measured: Measured | None) -> DraftPlanner | None:

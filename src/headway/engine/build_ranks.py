@@ -18,8 +18,8 @@ from headway.engine.ray_ranks import RayRanks
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
 from headway.runtime.layout import ModelLayout
-from headway.runtime.loading import layout_without_weights, load_tokenizer, read_device, resolve_dtype, resolve_source
-from headway.runtime.memory import blocks_that_fit, capacity, format_bytes
+from headway.runtime.loading import layout_of_rank, load_tokenizer, read_device, resolve_dtype, resolve_source
+from headway.runtime.memory import blocks_that_fit, capacity
 from headway.runtime.selfcheck import SelfCheck
 
 __all__ = ["build_on_ranks"]
@@ -40,14 +40,15 @@ def build_on_ranks(
         ConfigError: Options that cannot work, or not enough memory.
         RanksLostError: A rank died on the way.
     """
-    name, layout = layout_without_weights(source, config.dtype, device=config.device)
+    parallel = config.parallel
+    name, layout = layout_of_rank(source, config.dtype, parallel.tp, parallel.dcp, config.device)
     tokenizer = load_tokenizer(source)
     drafts = DraftSource.of(config)
     drafter = _groups(drafts, source, config)
     _check(name, layout, config, drafter)
-    executor = RankedExecutor(_launcher(config), source, config.dtype, config.parallel)
+    executor = RankedExecutor(_launcher(config), source, config.dtype, parallel, drafts)
     try:
-        progress(f"starting {config.parallel.ranks} ranks ({config.parallel.kind}), which load the model and check it")
+        progress(f"starting {parallel.ranks} ranks ({parallel.kind}), which load the model and check it")
         loaded = executor.load()
         check = loaded[0].check
         assert check is not None, "rank 0 checks the model"
@@ -55,7 +56,7 @@ def build_on_ranks(
         config = after_check(config, check)
         progress("making room for the cache on every rank")
         cache = PrefixCache(cache_config(layout, config, _memory(loaded, config), drafter))
-        planner = planner_of(_make_room(executor, cache, config, check, drafts))
+        planner = planner_of(_make_room(executor, cache, config, check))
         engine = Engine(cache, executor, config, vocabulary(layout, tokenizer, loaded[0].eos), planner=planner)
     except BaseException:
         executor.close()
@@ -99,9 +100,7 @@ def _memory(loaded: Sequence[Loaded], config: EngineConfig) -> int:
     return min(each.memory for each in loaded) // (len(loaded) if shared else 1)
 
 
-def _make_room(
-    executor: RankedExecutor, cache: PrefixCache, config: EngineConfig, check: SelfCheck, drafts: DraftSource
-) -> Measured | None:
+def _make_room(executor: RankedExecutor, cache: PrefixCache, config: EngineConfig, check: SelfCheck) -> Measured | None:
     """Make room on every rank; returns what drafting costs on rank 0."""
     parallel = cache.geometry.layout
     room = Prepare(
@@ -111,14 +110,9 @@ def _make_room(
         dcp=parallel.dcp,
         interleave=parallel.interleave,
         single_steps=check.single_steps,
-        drafts=drafts,
+        max_running=config.max_running,
     )
+    made = executor.prepare(cache.geometry, room)
     planned = capacity(cache.config.blocks, cache.geometry).bytes
-    try:
-        made = executor.prepare(cache.geometry, room)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"there is no room for a cache of {format_bytes(planned)} on every rank: lower --memory ({error})"
-        ) from error
     assert all(each.bytes == planned for each in made), f"planned {planned} bytes a rank, made {made}"
     return made[0].drafter

@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
 from headway.engine.parallel import ParallelConfig
 from headway.errors import ConfigError
+from headway.runtime.choices import MOST_DRAFT_TOKENS, AcceptanceRule
 
-__all__ = ["DRAFT_RULES", "EVICTIONS", "MOST_DRAFT_TOKENS", "EngineConfig"]
+__all__ = ["EVICTIONS", "EngineConfig"]
 
 EVICTIONS = ("value", "lru")
 """What `eviction` may be: policies of the cache by name; see `headway.cache.eviction`."""
-
-DRAFT_RULES = ("match", "token", "block")
-"""What `draft_rule` may be; see `headway.runtime.drafting.acceptance`."""
-
-MOST_DRAFT_TOKENS = 16
-"""Most tokens of one draft."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +89,8 @@ class EngineConfig:
             raise ConfigError("prefix_reuse needs chunked_prefill: a reused prefix is continued as a chunk is")
 
     def _check_drafts(self) -> None:
-        if self.draft_rule not in DRAFT_RULES:
-            raise ConfigError(f"draft_rule is {self.draft_rule!r}, it must be one of {', '.join(DRAFT_RULES)}")
+        if self.draft_rule not in list(AcceptanceRule):
+            raise ConfigError(f"draft_rule is {self.draft_rule!r}, it must be one of {', '.join(AcceptanceRule)}")
         if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
             raise ConfigError(f"draft_tokens is {self.draft_tokens}, it must be between 1 and {MOST_DRAFT_TOKENS}")
         if self.draft != "none" and not self.chunked_prefill:

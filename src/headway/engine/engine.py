@@ -3,7 +3,8 @@
 The cache, the scheduler and the executor are not thread-safe and need no locks, because only the engine's thread
 touches them. Others leave commands in an inbox, which is emptied between two steps. So a command waits for one step at
 most, an abort frees its blocks before the next step is planned, and what answers health checks never waits for a step
-at all.
+at all. While there is nothing to compute, the thread looks now and then whether the ranks are still there: whoever asks
+for the engine's health is told before a request has to find out.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import numpy as np
-
 from headway.cache import PrefixCache, ResetReport
-from headway.engine.capacity import blocks_needed, length_limit
+from headway.engine.admissible import require_servable
+from headway.engine.capacity import length_limit
 from headway.engine.config import EngineConfig
 from headway.engine.drafts import DraftPlanner
 from headway.engine.errors import EngineStoppedError, QueueFullError, RanksLostError, RequestFailedError
@@ -34,12 +34,15 @@ from headway.engine.scheduler import Scheduler
 from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.steps import ScheduledStep
 from headway.engine.text import Decode
-from headway.errors import HeadwayError, RequestError, UnservableError
+from headway.errors import HeadwayError
 
 __all__ = ["Engine", "Vocabulary"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_LOOK_SECONDS = 0.5
+"""How often an engine without work looks after its ranks."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Engine:
         self._listening = False
         self._stopping = False
         self._failure: BaseException | None = None
+        self._interruption: str | None = None
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
         self._last_snapshot = self._take_snapshot()
 
@@ -115,9 +119,18 @@ class Engine:
         self._thread.join()
 
     @property
+    def unavailable(self) -> str | None:
+        """Why no request can be computed now; None while they can. Requests that are sent while ranks start wait."""
+        if self._failure is not None:
+            return f"the engine has failed: {self._failure}"
+        if not (self._accepting and self._thread.is_alive()):
+            return "the engine takes no requests: it has not started yet, or it is shutting down"
+        return self._interruption
+
+    @property
     def healthy(self) -> bool:
-        """Whether requests are accepted and the engine's thread is at work."""
-        return self._accepting and self._failure is None and self._thread.is_alive()
+        """Whether requests are accepted and can be computed."""
+        return self.unavailable is None
 
     # -- for any thread ---------------------------------------------------------------------------------------------
 
@@ -145,7 +158,7 @@ class Engine:
             RequestError, UnservableError, QueueFullError, EngineStoppedError: As `submit`; then none was queued.
         """
         for request in requests:
-            self._check(request)
+            require_servable(request, self.cache, self.vocabulary.size, self.max_model_len)
         with self._wakeup:
             self._check_open(len(requests))
             entries = [self._enter(request) for request in requests]
@@ -201,34 +214,6 @@ class Engine:
 
     # -- checks -----------------------------------------------------------------------------------------------------
 
-    def _check(self, request: GenerationRequest) -> None:
-        length = len(request.tokens)
-        if length == 0:
-            raise RequestError("the prompt is empty; send at least one token", "prompt", "empty_prompt")
-        if request.max_tokens < 1:
-            raise RequestError(f"max_tokens is {request.max_tokens}, it must be at least 1", "max_tokens")
-        if length + request.max_tokens > self.max_model_len:
-            raise RequestError(
-                f"the prompt has {length} tokens and the answer may have {request.max_tokens}, together more than the "
-                f"{self.max_model_len} that this server allows; shorten the prompt or lower max_tokens",
-                "prompt",
-                "context_length_exceeded",
-            )
-        lowest, highest = int(np.min(request.tokens)), int(np.max(request.tokens))
-        if lowest < 0 or highest >= self.vocabulary.size:
-            bad = lowest if lowest < 0 else highest
-            raise RequestError(
-                f"token {bad} is not in the vocabulary of {self.vocabulary.size} tokens", "prompt", "invalid_token"
-            )
-        needed = blocks_needed(self.cache.geometry, length + request.max_tokens, 1)
-        if needed > self.cache.config.blocks:
-            raise UnservableError(
-                f"the request needs {needed} blocks and the pool has {self.cache.config.blocks}; shorten the prompt, "
-                f"lower max_tokens, or give the server more --memory",
-                needed,
-                self.cache.config.blocks,
-            )
-
     def _check_open(self, count: int) -> None:
         if self._failure is not None:
             raise EngineStoppedError(f"the engine has failed: {self._failure}")
@@ -258,6 +243,9 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._take_commands():
+                if self._scheduler.idle:
+                    self._look_after_ranks()
+                    continue
                 scheduled = self._scheduler.schedule()
                 self._publish(self._scheduler.take_news())
                 if scheduled is not None:
@@ -270,9 +258,9 @@ class Engine:
             self._shut_down()
 
     def _take_commands(self) -> bool:
-        """Do what others asked for, waiting if there is nothing else to do. Returns whether to go on."""
+        """Do what others asked for, waiting a little if there is nothing else to do. Returns whether to go on."""
         with self._wakeup:
-            self._wakeup.wait_for(lambda: self._inbox or self._stopping or not self._scheduler.idle)
+            self._wakeup.wait_for(lambda: self._inbox or self._stopping or not self._scheduler.idle, _LOOK_SECONDS)
             commands, stopping = list(self._inbox), self._stopping
             self._inbox.clear()
         for command in commands:
@@ -284,7 +272,9 @@ class Engine:
         try:
             output = self._executor.run(scheduled.work)
         except RanksLostError as error:
-            self._lose_ranks(scheduled, error)
+            self._scheduler.counters.failed_steps += 1
+            self._scheduler.cache.fail(scheduled.work.step)
+            self._lose_ranks(error)
             return []
         except Exception as error:
             logger.exception("a step of %d requests failed", len(scheduled.requests))
@@ -294,8 +284,14 @@ class Engine:
             self.observer.step_done(time.monotonic() - started, scheduled.tokens)
         return news
 
-    def _lose_ranks(self, scheduled: ScheduledStep, error: RanksLostError) -> None:
-        """End all that runs and forget all that was computed; then start the ranks anew, or give up.
+    def _look_after_ranks(self) -> None:
+        try:
+            self._executor.check()
+        except RanksLostError as error:
+            self._lose_ranks(error)
+
+    def _lose_ranks(self, error: RanksLostError) -> None:
+        """End all that runs and forget all that was computed; then start the ranks anew, unless the engine is to end.
 
         Raises:
             RanksLostError: `on_rank_failure` is `exit`.
@@ -303,16 +299,20 @@ class Engine:
         """
         scheduler, policy = self._scheduler, self.config.parallel.on_rank_failure
         logger.error("ranks are lost, %d running requests end: %s", len(scheduler.running), error)
-        scheduler.counters.failed_steps += 1
-        scheduler.cache.fail(scheduled.work.step)
+        self._interruption = f"ranks are lost, new ones start: {error}"
+        scheduler.counters.rank_losses += 1
         ended = RequestFailedError(f"the computation was lost, send the request again: {error}")
         self._publish(scheduler.reject_all(ended, waiting=False))
         scheduler.cache.reset()
         if policy == "exit":
             raise error
+        if self._stopping:
+            return
+        self._take_snapshot()  # what is shown until the engine answers again
         started = time.monotonic()
         self._executor.restart()
         logger.warning("new ranks run after %.0f s, with an empty cache", time.monotonic() - started)
+        self._interruption = None
 
     def _publish(self, news: Sequence[Update]) -> None:
         for update in news:

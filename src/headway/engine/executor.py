@@ -10,44 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import Step
-from headway.engine.request import TokenLogprob
+from headway.runtime.sampling_records import SampleRow, TokenLogprob
 
-if TYPE_CHECKING:  # it imports torch, which a replay does without
-    from headway.runtime.sampling import SamplingParams
-
-__all__ = ["DraftOutput", "Executor", "SampleSpec", "StepOutput", "StepWork"]
+__all__ = ["DraftOutput", "Executor", "StepOutput", "StepWork"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class SampleSpec:
-    """How to choose the token after the last one of a row.
-
-    Attributes:
-        params: The request's sampling parameters; None takes the most likely token.
-        seed: Seed of the request: its own, or one that the engine gave it. Together with the length of `output` it
-            fixes the random numbers, so that a preempted or repeated request goes on as it would have.
-        prompt: int32, the prompt's tokens.
-        output: int32, the answer's tokens so far.
-        ends: Tokens that end the answer; of a draft nothing counts behind one.
-        revocable: The scheduler may yet take back tokens (stop strings), so a state that has absorbed a draft must not
-            replace the running one.
-    """
-
-    params: SamplingParams | None
-    seed: int
-    prompt: Int32s
-    output: Int32s
-    ends: frozenset[int] = frozenset()
-    revocable: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +43,7 @@ class StepWork:
     step: Step
     tables: Sequence[Int32s]
     tokens: Sequence[Int32s]
-    samples: Sequence[SampleSpec | None]
+    samples: Sequence[SampleRow | None]
     following: Int64s | None = None
     leases: Int64s | None = None
 
@@ -122,6 +96,13 @@ class Executor(Protocol):
         Raises:
             RanksLostError: The step failed, and what all blocks hold is lost: only `restart` helps.
             Exception: The step failed. Nothing of it counts, and blocks that it was to write hold anything.
+        """
+
+    def check(self) -> None:
+        """Look, between steps, whether all that is needed for the next one is there. Returns at once.
+
+        Raises:
+            RanksLostError: It is not, and what all blocks hold is lost: only `restart` helps.
         """
 
     def restart(self) -> None:

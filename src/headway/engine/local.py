@@ -6,17 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headway.engine.executor import DraftOutput, SampleSpec, StepOutput, StepWork
-from headway.engine.request import TokenLogprob
+from headway.engine.executor import DraftOutput, StepOutput, StepWork
 from headway.runtime.batch import batch_of
 from headway.runtime.drafting.speculator import RowOutcome, Speculator
-from headway.runtime.drafting.verification import Ask
 from headway.runtime.runner import ModelRunner
-from headway.runtime.sampling import SampleRow, SamplingParams, sample
+from headway.runtime.sampling import TokenLogprob, sample
 
 __all__ = ["LocalExecutor"]
-
-_GREEDY = SamplingParams(temperature=0.0)
 
 
 class LocalExecutor:
@@ -39,17 +35,18 @@ class LocalExecutor:
         logits = self._runner.run(batch).logits
         sampled = np.zeros(rows, dtype=np.int32)
         logprobs: list[TokenLogprob | None] = [None] * rows
-        wanted = [(i, int(place), spec) for i, place in enumerate(places) if (spec := work.samples[place]) is not None]
+        wanted = [(i, int(place), row) for i, place in enumerate(places) if (row := work.samples[place]) is not None]
         if wanted:
-            chosen = sample(logits[[i for i, _, _ in wanted]], [_sample_row(spec) for _, _, spec in wanted])
+            chosen = sample(logits[[i for i, _, _ in wanted]], [row for _, _, row in wanted])
             for (_, place, _), token, record in zip(wanted, chosen.tokens.tolist(), chosen.logprobs, strict=True):
-                sampled[place] = token
-                if record is not None:
-                    logprobs[place] = TokenLogprob(record.token, record.logprob, record.top)
+                sampled[place], logprobs[place] = token, record
         return StepOutput(sampled, logprobs)
 
-    def restart(self) -> None:
+    def check(self) -> None:
         """Do nothing: the one rank is this process, and cannot be lost."""
+
+    def restart(self) -> None:
+        """Do nothing, as `check`."""
 
     def close(self) -> None:
         """Let go of the model and its memory."""
@@ -58,29 +55,24 @@ class LocalExecutor:
         del self._runner, self._speculator
 
 
-def _sample_row(spec: SampleSpec) -> SampleRow:
-    return SampleRow(spec.params or _GREEDY, spec.seed, spec.prompt, spec.output)
-
-
 def _speculate(speculator: Speculator, work: StepWork) -> StepOutput:
-    asks = [None if spec is None else Ask(_sample_row(spec), spec.ends, spec.revocable) for spec in work.samples]
-    following = np.full(len(asks), -1, dtype=np.int64) if work.following is None else work.following
-    outcomes = speculator.run(work.step, work.tables, work.tokens, asks, following, work.leases)
+    following = np.full(len(work.samples), -1, dtype=np.int64) if work.following is None else work.following
+    outcomes = speculator.run(work.step, work.tables, work.tokens, work.samples, following, work.leases)
     drafts = _draft_output(outcomes)
     return StepOutput(drafts.tokens[:, 0], [None] * len(outcomes), drafts)
 
 
 def _draft_output(outcomes: Sequence[RowOutcome]) -> DraftOutput:
-    answers = [outcome.verdict.tokens for outcome in outcomes]
+    answers = [outcome.judgement.tokens for outcome in outcomes]
     tokens = np.zeros((len(answers), max(1, *map(len, answers))), dtype=np.int32)
     for row, answer in zip(tokens, answers, strict=True):
         row[: len(answer)] = answer
     return DraftOutput(
         tokens=tokens,
         counts=np.array([len(answer) for answer in answers], dtype=np.int64),
-        logprobs=[[TokenLogprob(r.token, r.logprob, r.top) for r in o.verdict.logprobs] for o in outcomes],
+        logprobs=[outcome.judgement.logprobs for outcome in outcomes],
         kept=np.array([outcome.kept for outcome in outcomes], dtype=np.int64),
         proposed=np.array([len(outcome.proposal.tokens) for outcome in outcomes], dtype=np.int64),
-        accepted=np.array([outcome.verdict.accepted for outcome in outcomes], dtype=np.int64),
+        accepted=np.array([outcome.judgement.accepted for outcome in outcomes], dtype=np.int64),
         confidence=[outcome.proposal.confidence for outcome in outcomes],
     )

@@ -48,7 +48,9 @@ def devices_of_ranks(device: str, ranks: int) -> list[str]:
         raise ConfigError(f"--device {device} names one GPU for {ranks} ranks: write cuda, and each takes its own")
     found = torch.cuda.device_count()
     if found < ranks:
-        raise ConfigError(f"{ranks} ranks need a GPU each, there are {found} here: lower --dcp, or use --device cpu")
+        raise ConfigError(
+            f"{ranks} ranks need a GPU each, there are {found} here: lower --tp or --dcp, or use --device cpu"
+        )
     return [f"cuda:{rank}" for rank in range(ranks)]
 
 
@@ -119,6 +121,11 @@ class ProcessRanks:
             raise RanksLostError(f"rank {rank} stopped in the middle of an answer") from error
         except (EOFError, OSError) as error:
             raise self._gone(rank) from error
+
+    def check(self) -> None:
+        """Look whether all ranks are there (see `RankGroup.check`)."""
+        if (unasked := self.receive(0.0)) is not None:
+            raise RanksLostError(f"rank {unasked[0]} has answered what nobody asked")
 
     def kill(self) -> None:
         """End all ranks now."""

@@ -1,7 +1,9 @@
 """One rank: it loads the model, makes room, and computes the steps it is sent. It decides nothing.
 
 Messages are bytes both ways (`headway.engine.wire`), so a rank is the same in a process of this machine and in a Ray
-actor of another. It answers every message: with a record, or with a `RankFault` that says what was raised.
+actor of another. It answers every message: with a record, or with a `RankFault` that says what was raised and where.
+With every answer goes the number of collectives that the rank has begun, by which the driver sees whether the ranks are
+still in step (`headway.engine.ranked`).
 
 Tokens are chosen on rank 0 alone, and only their ids travel. Were every rank to choose, a difference in the last bit of
 a logit (another GPU, another kernel) could give two ranks two different sequences, and neither would notice.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 import torch
@@ -18,20 +21,32 @@ import torch
 from headway.cache import CacheGeometry, ParallelLayout, StateExport, Step, TableKind
 from headway.engine.build_drafts import DraftSource, Measured, speculator_of
 from headway.engine.drafts import StepCosts
-from headway.engine.executor import DraftOutput, SampleSpec, StepOutput, StepWork
+from headway.engine.executor import DraftOutput, StepOutput, StepWork
 from headway.engine.local import LocalExecutor
-from headway.engine.request import TokenLogprob
 from headway.engine.wire import Codec
 from headway.errors import ConfigError, HeadwayError, ModelError
 from headway.runtime.context_parallel import HeadMerge
-from headway.runtime.distributed import Rendezvous, TorchCommunicator, join_group
+from headway.runtime.distributed import CollectiveError, Rendezvous, TorchCommunicator, join_group
+from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
 from headway.runtime.memory import default_memory
-from headway.runtime.runner import ModelRunner
-from headway.runtime.sampling import SamplingParams
+from headway.runtime.runner import IN_FORWARD, ModelRunner
+from headway.runtime.sampling import SampleRow, SamplingParams, TokenLogprob
 from headway.runtime.selfcheck import SelfCheck, Verdict, self_check
 
-__all__ = ["CODEC", "Load", "Loaded", "Prepare", "Prepared", "Rank", "RankFault", "StepDone", "compact"]
+__all__ = [
+    "CODEC",
+    "Answer",
+    "Load",
+    "Loaded",
+    "Place",
+    "Prepare",
+    "Prepared",
+    "Rank",
+    "RankFault",
+    "StepDone",
+    "compact",
+]
 
 
 @dataclass(frozen=True)
@@ -42,17 +57,23 @@ class Load:
         source: As for `load_model`, or None for the built-in model.
         dtype: As for `load_model`.
         ranks: How many ranks there are.
+        tp: Ranks that share the weights: all, or 1 where each has the whole model.
+        dcp: Ranks that split the tokens of full attention: groups of as many consecutive ranks.
         meeting: Where they meet.
         communication: How they merge attention: `ag_rs` or `a2a`.
         timeout: Seconds after which a collective counts as lost.
+        drafts: Who drafts.
     """
 
     source: str | None
     dtype: str
     ranks: int
+    tp: int
+    dcp: int
     meeting: Rendezvous
     communication: str
     timeout: float
+    drafts: DraftSource
 
 
 @dataclass(frozen=True)
@@ -60,7 +81,7 @@ class Loaded:
     """The model is loaded.
 
     Attributes:
-        memory: Bytes that the device has for a cache, if nobody says how many.
+        memory: Bytes that the device has for a cache, if nobody says how many: beside the model and its drafter.
         eos: Tokens that end an answer.
         check: Rank 0's self-check; None on other ranks.
     """
@@ -81,7 +102,7 @@ class Prepare:
         dcp: As `tp`.
         interleave: As `tp`.
         single_steps: What the self-check says.
-        drafts: Who drafts.
+        max_running: Most requests that run at once.
     """
 
     blocks: int
@@ -90,7 +111,7 @@ class Prepare:
     dcp: int
     interleave: int
     single_steps: bool
-    drafts: DraftSource
+    max_running: int
 
 
 @dataclass(frozen=True)
@@ -111,18 +132,48 @@ class StepDone:
     """A rank that does not report tokens has done its part of a step."""
 
 
+class Place(Enum):
+    """Where a rank was when it raised something."""
+
+    BETWEEN = "between forwards"
+    """Reading a message, allocating, drafting, choosing tokens. All collectives here are counted."""
+    FORWARD = "in a forward"
+    """Inside the model, where libraries may make collectives that nobody counts."""
+    COLLECTIVE = "in a collective"
+    """In a collective that it had begun and did not end."""
+
+
 @dataclass(frozen=True)
 class RankFault:
-    """What a rank raised: the name of the class, and the message."""
+    """What a rank raised: the name of the class, the message, and where it was."""
 
     kind: str
     message: str
+    place: Place = Place.BETWEEN
+
+    @property
+    def mendable(self) -> bool:
+        """Whether the user can do something about it, and the message says what."""
+        return self.kind in _MENDABLE
 
     def as_exception(self, rank: int) -> Exception:
         """The exception to raise in the driver: of the same class where the user can mend it."""
-        if (mendable := _MENDABLE.get(self.kind)) is not None:
-            return mendable(self.message)
+        if self.mendable:
+            return _MENDABLE[self.kind](self.message)
         return RuntimeError(f"rank {rank}: {self.kind}: {self.message}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank says to a message.
+
+    Attributes:
+        said: `Loaded`, `Prepared`, `StepOutput`, `StepDone` or `RankFault`.
+        collectives: Collectives that it has begun since it joined the others.
+    """
+
+    said: object
+    collectives: int
 
 
 _MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
@@ -131,8 +182,8 @@ CODEC = Codec(
     (
         *(Load, Rendezvous, Loaded, SelfCheck, Verdict),
         *(Prepare, DraftSource, Prepared, Measured, StepCosts),
-        *(StepWork, Step, StateExport, SampleSpec, SamplingParams),
-        *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault),
+        *(StepWork, Step, StateExport, SampleRow, SamplingParams),
+        *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault, Place, Answer),
     )
 )
 """All that the driver and its ranks say to each other."""
@@ -158,8 +209,8 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
         ),
         tables=[table[step.rows, :count] for table, count in zip(work.tables, columns, strict=True)],
         samples=[
-            spec if spec is None or len(tokens) < count else _needed(spec)
-            for spec, tokens, count in zip(work.samples, work.tokens, step.counts, strict=True)
+            row if row is None or len(tokens) < count else _needed(row)
+            for row, tokens, count in zip(work.samples, work.tokens, step.counts, strict=True)
         ],
         leases=np.asarray(step.rows, dtype=np.int64),
     )
@@ -168,11 +219,10 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
-def _needed(spec: SampleSpec) -> SampleSpec:
-    params = spec.params
-    if params is None or (params.greedy and not params.shapes_logits):
-        return replace(spec, prompt=_NOTHING, output=_NOTHING)
-    return spec if params.shapes_logits else replace(spec, prompt=_NOTHING)
+def _needed(row: SampleRow) -> SampleRow:
+    if row.params.shapes_logits:
+        return row
+    return replace(row, prompt=_NOTHING, output=_NOTHING if row.params.greedy else row.output)
 
 
 class Rank:
@@ -190,16 +240,18 @@ class Rank:
         if threads is not None and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads)
         self._model: LoadedModel | None = None
+        self._group: TorchCommunicator | None = None
         self._merge: HeadMerge | None = None
         self._executor: LocalExecutor | None = None
-        self._drafts = False
+        self._drafts: DraftSource | None = None
+        self._drafter: Drafter | None = None
 
     def answer(self, message: bytes) -> bytes:
         """Do what a message asks for and return the answer. Raises nothing that a rank can survive."""
         try:
-            return CODEC.encode(self._answer(CODEC.decode(message)))
+            return _encoded(self._answer(CODEC.decode(message)))
         except Exception as error:
-            return CODEC.encode(RankFault(type(error).__name__, str(error)))
+            return _encoded(RankFault(type(error).__name__, str(error), _place(error)))
 
     def _answer(self, asked: object) -> object:
         if isinstance(asked, StepWork):
@@ -212,31 +264,43 @@ class Rank:
     def _load(self, asked: Load) -> Loaded:
         if asked.ranks > 1:
             device = torch.device(self._device)
-            group: TorchCommunicator = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
-            self._merge = HeadMerge(group, asked.communication)
-        loaded = self._model = load_model(asked.source, self._device, asked.dtype)
-        check = self_check(loaded.model, loaded.layout) if self._rank == 0 else None
-        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check)
+            self._group = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
+            if asked.dcp > 1:
+                self._merge = HeadMerge(self._group.parted(asked.dcp), asked.communication)
+        sharing = self._group if asked.tp > 1 else None
+        loaded = self._model = load_model(asked.source, self._device, asked.dtype, sharing)
+        # Ranks that share the weights compute nothing without each other; what each of them finds is the same.
+        check = self_check(loaded.model, loaded.layout) if self._rank == 0 or sharing is not None else None
+        self._drafts, self._drafter = asked.drafts, asked.drafts.load(loaded)  # before what is left is measured
+        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check if self._rank == 0 else None)
 
     def _prepare(self, asked: Prepare) -> Prepared:
         assert self._model is not None, "a rank makes room before it has a model"
-        layout = self._model.layout
+        assert self._drafts is not None
+        layout = self._model.layout.over(asked.dcp)
         parallel = ParallelLayout(tp=asked.tp, dcp=asked.dcp, interleave=asked.interleave)
-        drafter = asked.drafts.load(self._model)
-        groups = (*layout.groups, *(() if drafter is None else drafter.groups))
+        groups = (*layout.groups, *(() if self._drafter is None else self._drafter.groups))
         geometry = CacheGeometry(groups, parallel, block_tokens=asked.block_tokens)
         runner = ModelRunner(self._model.model, layout, geometry, asked.blocks, asked.single_steps, self._merge)
-        ranks = None if self._merge is None else self._merge.ranks
-        speculator, measured = speculator_of(asked.drafts, runner, drafter, ranks)
+        speculator, measured = speculator_of(self._drafts, runner, self._drafter, asked.max_running, self._group)
         self._executor = LocalExecutor(runner, speculator)
-        self._drafts = speculator is not None
         return Prepared(runner.arena.bytes, measured)
 
     def _run(self, work: StepWork) -> StepOutput | StepDone:
         assert self._executor is not None, "a rank is sent a step before it has made room"
         if self._rank == 0:
             return self._executor.run(work)
-        if not self._drafts:  # with drafts, rank 0 tells what it chose
+        if self._drafter is None:  # with drafts, rank 0 tells what it chose
             work = replace(work, samples=[None] * len(work.samples))
         self._executor.run(work)
         return StepDone()
+
+
+def _encoded(said: object) -> bytes:
+    return CODEC.encode(Answer(said, TorchCommunicator.begun))
+
+
+def _place(error: Exception) -> Place:
+    if isinstance(error, CollectiveError):
+        return Place.COLLECTIVE
+    return Place.FORWARD if IN_FORWARD in getattr(error, "__notes__", ()) else Place.BETWEEN

@@ -55,6 +55,9 @@ class RankActor:
         """Do what a message asks for (see `Rank.answer`)."""
         return self._rank.answer(message)
 
+    def there(self) -> None:
+        """Do nothing: Ray tells who asks whether this actor is still there."""
+
 
 class RayRanks:
     """Ranks as Ray actors (see `headway.engine.ranked.RankGroup`). They run once this returns, without a model.
@@ -82,6 +85,7 @@ class RayRanks:
         self.size = ranks
         self.actors: list[Any] = []
         self._pending: dict[Any, int] = {}
+        self._asked: dict[Any, int] = {}
         if not self._ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             self._ray.init(log_to_driver=False, configure_logging=False)
@@ -99,7 +103,7 @@ class RayRanks:
         if not ready:
             raise ConfigError(
                 f"the Ray cluster has no room for {self.size} ranks with {_in_words(needs)} each; it has "
-                f"{_in_words(ray.cluster_resources())}: add machines or lower --dcp"
+                f"{_in_words(ray.cluster_resources())}: add machines or lower --tp or --dcp"
             )
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actor: Any = ray.remote(RankActor)
@@ -127,15 +131,30 @@ class RayRanks:
         if not ready:
             return None
         rank = self._pending.pop(ready[0])
+        answer: bytes = self._result(rank, ready[0])
+        return rank, answer
+
+    def check(self) -> None:
+        """Look whether all ranks are there (see `RankGroup.check`): what was asked in one call is read in the next."""
         try:
-            return rank, self._ray.get(ready[0])
+            if not self._asked:
+                self._asked = {actor.there.remote(): rank for rank, actor in enumerate(self.actors)}
+            ready, _ = self._ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0.0)
+        except self._ray.exceptions.RayError as error:
+            raise RanksLostError(f"the Ray cluster does not answer: {error}") from error
+        for each in ready:
+            self._result(self._asked.pop(each), each)
+
+    def _result(self, rank: int, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().partition("\n")[0]
             raise RanksLostError(f"rank {rank} is lost: {type(error).__name__}: {reason}") from error
 
     def kill(self) -> None:
         """End all ranks now and give their places back."""
-        actors, self.actors, self._pending = self.actors, [], {}
+        actors, self.actors, self._pending, self._asked = self.actors, [], {}, {}
         for actor in actors:
             self._ray.kill(actor)
         if self._places is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +11,9 @@ from numpy.typing import NDArray
 from headway.cache import Explanation, Lease, Prompt
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
+from headway.runtime.sampling_records import SamplingParams, TokenLogprob
 
-if TYPE_CHECKING:  # it imports torch, which a replay does without
-    from headway.runtime.sampling import SamplingParams
-
-__all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "TokenLogprob", "Update"]
+__all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "Update"]
 
 Int32s = NDArray[np.int32]
 
@@ -52,21 +49,6 @@ class GenerationRequest:
     breakpoints: tuple[int, ...] = ()
     pin: int = 0
     no_store: bool = False
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """Log probability of a token of the answer.
-
-    Attributes:
-        token: The token.
-        logprob: Its log probability under the model.
-        top: The most likely tokens at its place, likeliest first, with their log probabilities.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass

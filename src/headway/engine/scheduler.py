@@ -34,10 +34,10 @@ from headway.engine.config import EngineConfig
 from headway.engine.drafts import DraftPlanner
 from headway.engine.errors import RequestFailedError
 from headway.engine.executor import StepOutput
-from headway.engine.queue import FairQueue
 from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.stats import EngineCounters
 from headway.engine.steps import RowAnswer, ScheduledStep, row_answers, scheduled_step
+from headway.engine.waiting import WaitingRequests
 from headway.errors import HeadwayError, UnservableError
 
 __all__ = ["Scheduler"]
@@ -67,8 +67,8 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._planner = planner
-        self._queue: FairQueue[RunningRequest] = FairQueue()
-        self._followers: dict[str, list[RunningRequest]] = {}
+        self._waiting = WaitingRequests()
+        self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
         self._closed_for_admission = False
         self._news: list[Update] = []
@@ -76,7 +76,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that wait, those behind a leader included."""
-        return len(self._queue) + sum(len(f) for f in self._followers.values())
+        return len(self._waiting)
 
     @property
     def drafter(self) -> str | None:
@@ -90,9 +90,7 @@ class Scheduler:
 
     def add(self, request: RunningRequest, followers: Sequence[RunningRequest] = ()) -> None:
         """Queue a request. `followers` have the same prompt: they are queued once its prefill can be reused."""
-        self._queue.push(request)
-        if followers:
-            self._followers[request.request_id] = list(followers)
+        self._waiting.add(request, followers)
 
     def schedule(self) -> ScheduledStep | None:
         """Choose the next step and take its blocks. Returns None where no request can compute anything now.
@@ -188,22 +186,15 @@ class Scheduler:
         request.finish_reason = "abort"
         if request.lease is not None:
             self.cache.abort(self._rows([request]))
-        elif not self._queue.remove(request):
-            for held in self._followers.values():
-                if request in held:
-                    held.remove(request)
+        else:
+            self._waiting.remove(request)
         self._leave(request)
         self._news.append(Update(request, Delta("", result=request.result())))
 
     def reject_all(self, error: HeadwayError, waiting: bool = True) -> list[Update]:
         """Fail every request that runs and, if `waiting`, all that wait. Returns the news."""
-        held = [*self._queue, *(f for held in self._followers.values() for f in held)] if waiting else []
         self.cache.abort(self._rows(self.running))
-        for request in [*self.running, *held]:
-            if request.lease is None:
-                self._queue.remove(request)
-            if waiting:
-                self._followers.pop(request.request_id, None)
+        for request in [*self.running, *(self._waiting.clear() if waiting else [])]:
             if request.finish_reason is None:
                 self._fail_request(request, error)
             else:  # its answer was complete, only its state had to catch up
@@ -366,16 +357,12 @@ class Scheduler:
         if request.timings.finished is None:
             request.timings.finished = self._clock()
         self.counters.finished[request.finish_reason or "error"] += 1
-        self._release_followers(request)
+        self._waiting.release(request)
 
     def _fail_request(self, request: RunningRequest, error: HeadwayError) -> None:
         request.finish_reason = "error"
         self._leave(request)
         self._news.append(Update(request, error=error))
-
-    def _release_followers(self, leader: RunningRequest) -> None:
-        for request in self._followers.pop(leader.request_id, ()):
-            self._queue.push(request)
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
@@ -389,7 +376,7 @@ class Scheduler:
             self._planner.learn(request, answer.proposed, answer.accepted, answer.confidence)
         if request.timings.first_token is None:
             request.timings.first_token = self._clock()
-            self._release_followers(request)
+            self._waiting.release(request)
         if request.finish_reason is not None:
             request.timings.finished = self._clock()
             delta = replace(delta, result=request.result())

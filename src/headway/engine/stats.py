@@ -30,6 +30,7 @@ class EngineCounters:
         accepted_tokens: Of these, tokens that became part of answers.
         steps: Steps that the executor did.
         failed_steps: Steps that it failed.
+        rank_losses: How often ranks were lost, during a step or between steps.
         preemptions: Requests that gave way.
         refused: Requests refused at submission, by reason.
         finished: Requests that ended, by finish reason (`stop`, `length`, `abort`, `error`).
@@ -47,6 +48,7 @@ class EngineCounters:
     accepted_tokens: int = 0
     steps: int = 0
     failed_steps: int = 0
+    rank_losses: int = 0
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import PrefixCache, Step
-from headway.engine.executor import SampleSpec, StepOutput, StepWork
-from headway.engine.request import RunningRequest, TokenLogprob
+from headway.engine.executor import StepOutput, StepWork
+from headway.engine.request import RunningRequest
+from headway.runtime.sampling_records import GREEDY, SampleRow, TokenLogprob
 
 __all__ = ["RowAnswer", "ScheduledStep", "row_answers", "scheduled_step"]
 
@@ -67,15 +68,13 @@ def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningReq
         if stop < request.known:
             following[i] = request.tokens[stop]
         wanted = count > 0 and stop == request.known and not request.settling
-        samples.append(_sample_spec(request) if wanted else None)
+        samples.append(_sample_row(request) if wanted else None)
     return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following), requests)
 
 
-def _sample_spec(request: RunningRequest) -> SampleSpec:
-    asked = request.request
-    return SampleSpec(
-        asked.sampling, request.seed, asked.tokens, request.answer, request.end_tokens, revocable=bool(asked.stop)
-    )
+def _sample_row(request: RunningRequest) -> SampleRow:
+    asked, params = request.request, request.request.sampling or GREEDY
+    return SampleRow(params, request.seed, asked.tokens, request.answer, request.end_tokens, bool(asked.stop))
 
 
 def row_answers(work: StepWork, output: StepOutput) -> list[RowAnswer]:

@@ -14,6 +14,7 @@ import torch
 from headway.cache import CacheGeometry, GroupGeometry, TableKind
 from headway.errors import ConfigError
 from headway.runtime.layout import STATE_ALIGNMENT, Entries, Field, ModelLayout
+from headway.sizes import format_bytes
 
 __all__ = ["Arena", "row_bytes"]
 
@@ -39,7 +40,7 @@ class Arena:
         data: uint8 [blocks, block_bytes]. Rows start at multiples of 64 bytes.
 
     Raises:
-        ConfigError: Groups of another model.
+        ConfigError: Groups of another model, or no room for the blocks.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Arena:
         self.device = torch.device(device)
         self._groups: dict[str, GroupGeometry] = {group.spec.name: group for group in geometry.groups}
         self._check()
-        whole = torch.empty((blocks, row_bytes(geometry)), dtype=torch.uint8, device=self.device)
+        whole = _allocate((blocks, row_bytes(geometry)), self.device)
         self.data = whole[:, : geometry.block_bytes]
         self._whole = whole
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: whole}
@@ -146,3 +147,16 @@ class Arena:
         """Copy whole blocks, int64 [k] to int64 [k]; every source is read before any destination is written."""
         if len(source):
             self.data.index_copy_(0, destination, self.data.index_select(0, source))
+
+
+def _allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Memory as it is.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        return torch.empty(shape, dtype=torch.uint8, device=device)
+    except (RuntimeError, MemoryError) as error:
+        size, reason = format_bytes(shape[0] * shape[1]), str(error).strip().partition("\n")[0]
+        raise ConfigError(f"there is no room for a cache of {size} on {device}: lower --memory ({reason})") from error

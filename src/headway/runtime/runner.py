@@ -26,11 +26,15 @@ from headway.runtime.plan import ForwardPlan, PlanRules, forwards
 from headway.runtime.short_chunks import short_chunks
 from headway.runtime.views import PagedCache
 
-__all__ = ["Judge", "ModelRunner", "cache_argument"]
+__all__ = ["IN_FORWARD", "Judge", "ModelRunner", "cache_argument"]
 
 Judge = Callable[[ForwardPlan, torch.Tensor], NDArray[np.bool_]]
 """Called after a forward with its plan and its logits, float32 [rows, tokens or 1, vocab]: bool [rows], whether the
 states that the forward left count. Where they do not, the row's running state stays as it was before."""
+
+
+IN_FORWARD = "raised inside a forward of the model"
+"""Note on an exception that the model itself raised, its attention included."""
 
 
 class ModelRunner:
@@ -118,9 +122,13 @@ class ModelRunner:
         if self._keeps_logits and not whole:
             options["logits_to_keep"] = 1
         with self._switch.attending(cache), short_chunks(self.model, plan.count):
-            output: Mapping[str, Any] = self.model(
-                input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
-            )
+            try:
+                output: Mapping[str, Any] = self.model(
+                    input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
+                )
+            except Exception as error:
+                error.add_note(IN_FORWARD)
+                raise
         logits: torch.Tensor = output["logits"].float()
         cache.store(None if judge is None else judge(plan, logits))
         return logits

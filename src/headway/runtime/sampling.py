@@ -7,16 +7,15 @@ Rejected: one generator a request, whose state would have to survive preemption 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.errors import RequestError
+from headway.runtime.sampling_records import MAX_TOP_LOGPROBS, SampleRow, SamplingParams, TokenLogprob
 
 __all__ = [
     "MAX_TOP_LOGPROBS",
@@ -34,117 +33,8 @@ __all__ = [
 
 Int32s = NDArray[np.int32]
 
-MAX_TOP_LOGPROBS = 20
-"""Most likely tokens that can be reported with one, as in the OpenAI API."""
 _COLDEST = 1e-5
 """Lower temperatures are raised to it: it is as good as greedy, and logits divided by it are still finite."""
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "temperature": (0.0, 100.0, "between 0 (greedy) and 100"),
-    "top_p": (0.0, 1.0, "above 0 and at most 1"),
-    "min_p": (0.0, 1.0, "between 0 and 1"),
-    "repetition_penalty": (0.01, 100.0, "between 0.01 and 100 (1: none)"),
-    "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
-    "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
-}
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the tokens of one answer are chosen.
-
-    Attributes:
-        temperature: 0 for greedy decoding; else logits are divided by it.
-        top_p: Keep the most likely tokens whose probabilities reach this sum.
-        top_k: Keep this many of the most likely tokens; 0 for all.
-        min_p: Keep tokens at least this likely relative to the most likely one.
-        seed: Seed of the random numbers; None lets the engine choose one.
-        repetition_penalty: Logits of tokens in the prompt or the answer are divided (positive ones) or multiplied
-            (negative ones) by it.
-        presence_penalty: Taken off the logits of tokens in the answer.
-        frequency_penalty: Taken off for each time that a token is in the answer.
-        logit_bias: Added to the logits of single tokens.
-        logprobs: Report log-probabilities: the chosen token's and those of this many of the most likely ones.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse values outside their ranges.
-
-        Raises:
-            RequestError: With the name of the parameter.
-        """
-        for name, (low, high, text) in _RANGES.items():
-            value = getattr(self, name)
-            if not (math.isfinite(value) and low <= value <= high) or (name == "top_p" and value == 0):
-                raise RequestError(f"{name} is {value}, it must be {text}", param=name)
-        if self.top_k < 0:
-            raise RequestError(f"top_k is {self.top_k}, it must be 0 (no limit) or more", param="top_k")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise RequestError(f"seed is {self.seed}, it must fit in 64 bits", param="seed")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise RequestError(
-                f"{self.logprobs} log-probabilities a token asked for, it must be between 0 and {MAX_TOP_LOGPROBS}",
-                param="top_logprobs",
-            )
-        for token, bias in self.logit_bias.items():
-            if token < 0 or not -100 <= bias <= 100:
-                raise RequestError(
-                    f"logit_bias of token {token} is {bias}: it must be between -100 and 100",
-                    param="logit_bias",
-                )
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0
-
-    @property
-    def shapes_logits(self) -> bool:
-        """Whether penalties or biases change the logits."""
-        penalties = (self.repetition_penalty != 1, self.presence_penalty != 0, self.frequency_penalty != 0)
-        return any(penalties) or bool(self.logit_bias)
-
-
-@dataclass(frozen=True)
-class SampleRow:
-    """One sequence that needs a token.
-
-    Attributes:
-        params: How to choose it.
-        seed: Seed of the request: `params.seed`, or what the engine chose.
-        prompt: int32, the prompt's tokens.
-        output: int32, the answer's tokens so far.
-    """
-
-    params: SamplingParams
-    seed: int
-    prompt: Int32s
-    output: Int32s
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """Log-probability of a token under the model's own distribution (before temperature, penalties and cuts).
-
-    Attributes:
-        token: The token.
-        logprob: Its natural log-probability.
-        top: The most likely tokens and theirs, best first.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)

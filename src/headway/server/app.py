@@ -32,7 +32,7 @@ PATHS = {
     "POST /v1/chat/completions": "answer a conversation",
     "POST /v1/completions": "continue a text",
     "GET /v1/models": "the model that is served",
-    "GET /health": "200 while requests are taken, else 503",
+    "GET /health": "200 while requests are taken and computed, else 503",
     "GET /metrics": "counters for Prometheus",
     "POST /reset_prefix_cache": "forget every prefix",
 }
@@ -83,9 +83,10 @@ def _open_routes(engine: Engine, metrics: Metrics) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        if engine.healthy:
+        reason = engine.unavailable
+        if reason is None:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "unavailable"}, 503)
+        return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
     @router.get("/metrics")
     def show_metrics() -> Response:

@@ -84,6 +84,7 @@ def _requests(now: EngineSnapshot) -> Iterator[Metric]:
     yield _counter("preemptions", "Running requests that gave way to others.", counters.preemptions)
     yield _counter("steps", "Steps done.", counters.steps)
     yield _counter("steps_failed", "Steps that failed.", counters.failed_steps)
+    yield _counter("rank_losses", "Times that ranks were lost.", counters.rank_losses)
 
 
 def _tokens(now: EngineSnapshot) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from tests.runtime.rank_threads import Ranks
 
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.drafting.verification import Verdict
+from headway.runtime.drafting.verification import Judgement
 
 CPU = torch.device("cpu")
 
@@ -30,14 +30,14 @@ def test_proposals_of_rank_0_stand_on_all_ranks() -> None:
     assert ranks(task) == [[[7, 8, 9], [], [0]]] * 3
 
 
-def test_verdicts_of_rank_0_stand_on_all_ranks() -> None:
+def test_judgements_of_rank_0_stand_on_all_ranks() -> None:
     ranks = Ranks(2)
-    mine = [Verdict((4, 5, 6, 1), (), 3), Verdict((2,), (), 0)]
+    mine = [Judgement((4, 5, 6, 1), (), 3), Judgement((2,), (), 0)]
 
     def task(rank: int) -> list[tuple[tuple[int, ...], int]]:
         agreement = Agreement(ranks.merges[rank].ranks, 3, CPU)
-        found = agreement.on_verdicts(2, (lambda: mine) if rank == 0 else refuse)
-        return [(verdict.tokens, verdict.accepted) for verdict in found]
+        found = agreement.on_judgements(2, (lambda: mine) if rank == 0 else refuse)
+        return [(judgement.tokens, judgement.accepted) for judgement in found]
 
     assert ranks(task) == [[((4, 5, 6, 1), 3), ((2,), 0)]] * 2
 

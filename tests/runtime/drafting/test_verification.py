@@ -11,31 +11,31 @@ import torch
 
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.drafting.verification import Ask, Verdict, verify
+from headway.runtime.drafting.verification import Judgement, verify
 from headway.runtime.sampling import SampleRow, SamplingParams, sample
 
 VOCAB = 12
 
 
-def ask(output: list[int] = [], seed: int = 3, ends: tuple[int, ...] = (), **params: Any) -> Ask:  # noqa: B006
+def ask(output: list[int] = [], seed: int = 3, ends: tuple[int, ...] = (), **params: Any) -> SampleRow:  # noqa: B006
     row = SampleRow(SamplingParams(**params), seed, np.array([1, 2], dtype=np.int32), np.array(output, dtype=np.int32))
-    return Ask(row, frozenset(ends))
+    return replace(row, ends=frozenset(ends))
 
 
 def logits(places: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(places, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def undrafted(asked: Ask, rows: torch.Tensor) -> list[int]:
+def undrafted(asked: SampleRow, rows: torch.Tensor) -> list[int]:
     """The tokens that sampling one by one gives, if the logits are these whatever was said."""
-    output = asked.sample.output.tolist()
+    output = asked.output.tolist()
     for row in rows:
-        at = replace(asked.sample, output=np.array(output, dtype=np.int32))
+        at = replace(asked, output=np.array(output, dtype=np.int32))
         output.append(int(sample(row[None], [at]).tokens[0]))
-    return output[len(asked.sample.output) :]
+    return output[len(asked.output) :]
 
 
-def one(rule: AcceptanceRule, rows: torch.Tensor, asked: Ask, draft: list[int], found: Any = None) -> Verdict:
+def one(rule: AcceptanceRule, rows: torch.Tensor, asked: SampleRow, draft: list[int], found: Any = None) -> Judgement:
     return verify(rule, [rows], [asked], [Proposal(np.array(draft, dtype=np.int32), found)])[0]
 
 
@@ -53,9 +53,9 @@ def test_a_match_goes_as_far_as_the_target_would_have_said_the_same(params: dict
     asked, rows = ask([4, 5], **params), logits(5)
     said = undrafted(asked, rows)
     draft = [*said[:right], *((token + 1) % VOCAB for token in said[right:4])]
-    verdict = one(AcceptanceRule.MATCH, rows, asked, draft)
-    assert list(verdict.tokens) == said[: right + 1]
-    assert verdict.accepted == right
+    judgement = one(AcceptanceRule.MATCH, rows, asked, draft)
+    assert list(judgement.tokens) == said[: right + 1]
+    assert judgement.accepted == right
 
 
 def test_pending_tokens_before_the_draft_are_not_judged() -> None:
@@ -68,9 +68,9 @@ def test_pending_tokens_before_the_draft_are_not_judged() -> None:
 def test_nothing_counts_behind_an_end_token(rule: AcceptanceRule) -> None:
     asked, rows = ask(temperature=0.0), logits(4)
     said = undrafted(asked, rows)
-    verdict = one(rule, rows, replace(asked, ends=frozenset(said[1:2])), said[:3])
-    assert list(verdict.tokens) == said[:2]
-    assert verdict.accepted == 2
+    judgement = one(rule, rows, replace(asked, ends=frozenset(said[1:2])), said[:3])
+    assert list(judgement.tokens) == said[:2]
+    assert judgement.accepted == 2
     last = one(rule, rows, replace(asked, ends=frozenset(said[3:4]) - set(said[:3])), said[:3])
     assert (list(last.tokens), last.accepted) == (said, 3)
 
@@ -78,10 +78,10 @@ def test_nothing_counts_behind_an_end_token(rule: AcceptanceRule) -> None:
 @pytest.mark.parametrize("rule", list(AcceptanceRule))
 def test_every_token_has_its_log_probability(rule: AcceptanceRule) -> None:
     asked, rows = ask(temperature=1.0, logprobs=2), logits(4)
-    verdict = one(rule, rows, asked, undrafted(asked, rows)[:3])
-    assert len(verdict.logprobs) == len(verdict.tokens)
+    judgement = one(rule, rows, asked, undrafted(asked, rows)[:3])
+    assert len(judgement.logprobs) == len(judgement.tokens)
     own = rows.log_softmax(-1)
-    for place, (token, record) in enumerate(zip(verdict.tokens, verdict.logprobs, strict=True)):
+    for place, (token, record) in enumerate(zip(judgement.tokens, judgement.logprobs, strict=True)):
         assert record.token == token
         assert record.logprob == pytest.approx(float(own[place, token]), abs=1e-5)
         assert len(record.top) == 2

@@ -7,19 +7,18 @@ from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
 from headway.runtime.drafting.loading import DrafterConfig, load_drafter, save_drafter
 from headway.runtime.drafting.speculator import RowOutcome, Speculator
-from headway.runtime.drafting.verification import Ask, Verdict
+from headway.runtime.drafting.verification import Judgement
 
 __all__ = [
     "AcceptanceRule",
-    "Ask",
     "DraftRequest",
     "Drafter",
     "DrafterConfig",
+    "Judgement",
     "Observed",
     "Proposal",
     "RowOutcome",
     "Speculator",
-    "Verdict",
     "load_drafter",
     "save_drafter",
 ]

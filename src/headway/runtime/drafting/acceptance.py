@@ -22,19 +22,12 @@ A draft that was not drawn at all is a distribution on one token (`one_hot`); no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
+from headway.runtime.choices import AcceptanceRule
+
 __all__ = ["Acceptance", "AcceptanceRule", "accept", "chances", "one_hot"]
-
-
-class AcceptanceRule(StrEnum):
-    """How drafted tokens of a sampled answer are judged; a greedy answer is the same under each."""
-
-    MATCH = "match"
-    TOKEN = "token"
-    BLOCK = "block"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from headway.runtime.context_parallel import Communicator
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.drafting.verification import Verdict
+from headway.runtime.drafting.verification import Judgement
 
 __all__ = ["Agreement"]
 
@@ -50,16 +50,16 @@ class Agreement:
         mine, told = self._share(count, propose, lambda proposal: proposal.tokens.tolist())
         return [Proposal(np.array(tokens, dtype=np.int32)) for tokens in told] if mine is None else mine
 
-    def on_verdicts(self, count: int, judge: Callable[[], Sequence[Verdict]]) -> Sequence[Verdict]:
-        """The verdicts of rank 0 on `count` rows; `judge` is called there only.
+    def on_judgements(self, count: int, judge: Callable[[], Sequence[Judgement]]) -> Sequence[Judgement]:
+        """The judgements of rank 0 on `count` rows; `judge` is called there only.
 
         Raises:
             RuntimeError: Rank 0 failed; there its own exception is raised.
         """
         if self._ranks is None:
             return judge()
-        mine, told = self._share(count, judge, lambda verdict: [verdict.accepted, *verdict.tokens])
-        return [Verdict(tuple(tokens), accepted=accepted) for accepted, *tokens in told] if mine is None else mine
+        mine, told = self._share(count, judge, lambda judgement: [judgement.accepted, *judgement.tokens])
+        return [Judgement(tuple(tokens), accepted=accepted) for accepted, *tokens in told] if mine is None else mine
 
     def _share(
         self, count: int, find: Callable[[], Sequence[T]], numbers: Callable[[T], Sequence[int]]

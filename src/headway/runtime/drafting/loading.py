@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from headway.cache import LayerSpec
 from headway.errors import ConfigError, ModelError
+from headway.runtime.choices import MOST_DRAFT_TOKENS
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.dspark import DSparkDrafter, DSparkNetwork
 from headway.runtime.drafting.layers import LayerShape
@@ -31,8 +32,6 @@ __all__ = ["DrafterConfig", "groups_without_weights", "load_drafter", "save_draf
 
 _LOOKUP_TOKENS = 6
 """Tokens of a looked-up draft, if nobody says: repeated passages are long."""
-_MOST_TOKENS = 16
-"""Most tokens of a draft; the cache takes a bounded number of tokens from one step."""
 _TRAINED = ("mtp", "dspark")
 _SIZES = (
     "hidden_size",
@@ -206,8 +205,8 @@ def _fault(config: DrafterConfig) -> str | None:
         return f"feature_layers is {layers!r}, it must be a list of layer numbers"
     if config.drafter == "mtp" and len(layers) != 1:
         return f"feature_layers is {layers!r}, an mtp head reads one layer"
-    if config.draft_tokens > _MOST_TOKENS:
-        return f"draft_tokens is {config.draft_tokens}, it must be at most {_MOST_TOKENS}"
+    if config.draft_tokens > MOST_DRAFT_TOKENS:
+        return f"draft_tokens is {config.draft_tokens}, it must be at most {MOST_DRAFT_TOKENS}"
     if config.heads % config.kv_heads or config.head_dim % 2:
         return f"kv_heads ({config.kv_heads}) must divide heads ({config.heads}), and head_dim must be even"
     return None

@@ -44,9 +44,10 @@ from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
 from headway.runtime.drafting.features import FeatureTap
-from headway.runtime.drafting.verification import Ask, Verdict, verify
+from headway.runtime.drafting.verification import Judgement, verify
 from headway.runtime.plan import ForwardPlan
 from headway.runtime.runner import ModelRunner
+from headway.runtime.sampling import SampleRow
 
 __all__ = ["RowOutcome", "Speculator"]
 
@@ -62,12 +63,12 @@ class RowOutcome:
     """What became of one row of a step.
 
     Attributes:
-        verdict: The tokens that it answers.
+        judgement: The tokens that it answers.
         kept: Its tokens, from the first on, whose entries and state count: what to commit.
         proposal: The draft that was judged.
     """
 
-    verdict: Verdict = field(default_factory=Verdict)
+    judgement: Judgement = field(default_factory=Judgement)
     kept: int = 0
     proposal: Proposal = _NO_DRAFT
 
@@ -102,7 +103,7 @@ class Speculator:
         step: Step,
         tables: Sequence[Int32s],
         tokens: Sequence[Int32s],
-        asks: Sequence[Ask | None],
+        asks: Sequence[SampleRow | None],
         following: Int64s,
         leases: Int64s | None = None,
     ) -> list[RowOutcome]:
@@ -136,7 +137,7 @@ class Speculator:
         step: Step,
         tables: Sequence[Int32s],
         tokens: Sequence[Int32s],
-        asks: Sequence[Ask | None],
+        asks: Sequence[SampleRow | None],
         leases: Int64s,
     ) -> list[Proposal]:
         """One proposal a row, an empty one where there is no room for a draft."""
@@ -144,9 +145,9 @@ class Speculator:
         wanted: list[tuple[int, DraftRequest]] = []
         for i, (row, granted, ask) in enumerate(zip(step.rows.tolist(), step.counts.tolist(), asks, strict=True)):
             if ask is not None and (room := granted - len(tokens[i])) > 0:
-                drawn = self.rule is not AcceptanceRule.MATCH and not ask.sample.params.greedy
+                drawn = self.rule is not AcceptanceRule.MATCH and not ask.params.greedy
                 held = [table[row] for table in tables]
-                wanted.append((i, DraftRequest(int(leases[i]), min(room, self.drafter.most), ask.sample, drawn, held)))
+                wanted.append((i, DraftRequest(int(leases[i]), min(room, self.drafter.most), ask, drawn, held)))
         if wanted:
             requests = [request for _, request in wanted]
             made = self.agreement.on_proposals(len(requests), lambda: self.drafter.propose(requests))
@@ -169,7 +170,7 @@ class _Judging:
         leases: Int64s,
         batch: RunBatch,
         places: Int64s,
-        asks: Sequence[Ask | None],
+        asks: Sequence[SampleRow | None],
         proposals: Sequence[Proposal],
         following: Int64s,
     ) -> None:
@@ -191,22 +192,22 @@ class _Judging:
         for place in which:
             self.outcomes[place] = RowOutcome(kept=plan.count)
         asked = [(i, place) for i, place in enumerate(which) if self._asks[place] is not None]
-        verdicts = self._verdicts(logits, asked)
-        for (i, place), verdict in zip(asked, verdicts, strict=True):
+        judgements = self._judgements(logits, asked)
+        for (i, place), judgement in zip(asked, judgements, strict=True):
             ask, proposal = self._asks[place], self._proposals[place]
             drafts = len(proposal.tokens)
-            valid[i] += len(verdict.tokens) - 1 - drafts
-            following[i] = verdict.tokens[-1]
+            valid[i] += len(judgement.tokens) - 1 - drafts
+            following[i] = judgement.tokens[-1]
             keep[i] = drafts == 0 or (valid[i] == plan.count and not (ask is not None and ask.revocable))
-            self.outcomes[place] = RowOutcome(verdict, self._kept(plan, int(valid[i]), bool(keep[i])), proposal)
+            self.outcomes[place] = RowOutcome(judgement, self._kept(plan, int(valid[i]), bool(keep[i])), proposal)
         self._observe(plan, which, valid, following)
         return keep
 
-    def _verdicts(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> Sequence[Verdict]:
+    def _judgements(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> Sequence[Judgement]:
         """What the target says of the drafts of some rows, given as (row of the forward, row of the step)."""
         if not asked:
             return []
-        return self._speculator.agreement.on_verdicts(
+        return self._speculator.agreement.on_judgements(
             len(asked),
             lambda: verify(
                 self._speculator.rule,

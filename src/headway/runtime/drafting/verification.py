@@ -21,27 +21,11 @@ from headway.runtime.sampling import (
     uniform,
 )
 
-__all__ = ["Ask", "Verdict", "verify"]
+__all__ = ["Judgement", "verify"]
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A row that wants tokens.
-
-    Attributes:
-        sample: Its prompt and answer so far, and how to choose.
-        ends: Tokens that end the answer; nothing counts behind one.
-        revocable: Whoever asked may yet take back some of the tokens (stop strings), so a state that has absorbed a
-            draft must not replace the one before.
-    """
-
-    sample: SampleRow
-    ends: frozenset[int] = frozenset()
-    revocable: bool = False
-
-
-@dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """Tokens that a row answers: accepted drafts and one more, or fewer where one of them ends the answer.
 
     Attributes:
@@ -56,50 +40,50 @@ class Verdict:
 
 
 def verify(
-    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[Ask], proposals: Sequence[Proposal]
-) -> list[Verdict]:
+    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]
+) -> list[Judgement]:
     """Judge the drafts of some rows.
 
     Args:
         rule: How drafts of sampled answers are judged.
         logits: One float32 [tokens, vocab] a row; the last k + 1 belong to a draft of k tokens.
-        asks: One a row.
+        asks: One a row: its prompt and answer so far, and how to choose.
         proposals: One a row; an empty one where there is no draft.
     """
-    found: list[Verdict | None] = [None] * len(asks)
+    found: list[Judgement | None] = [None] * len(asks)
     drawn: dict[int, list[int]] = {}
     matched: list[int] = []
     for i, (ask, proposal) in enumerate(zip(asks, proposals, strict=True)):
-        by_match = rule is AcceptanceRule.MATCH or ask.sample.params.greedy or len(proposal.tokens) == 0
+        by_match = rule is AcceptanceRule.MATCH or ask.params.greedy or len(proposal.tokens) == 0
         (matched if by_match else drawn.setdefault(len(proposal.tokens), [])).append(i)
     for length, rows in [(0, matched), *drawn.items()]:
         if rows:
             picked = [logits[i] for i in rows], [asks[i] for i in rows], [proposals[i] for i in rows]
             made = _draw(rule, *picked) if length else _match(*picked)
-            for i, verdict in zip(rows, made, strict=True):
-                found[i] = verdict
-    return [verdict for verdict in found if verdict is not None]
+            for i, judgement in zip(rows, made, strict=True):
+                found[i] = judgement
+    return [judgement for judgement in found if judgement is not None]
 
 
-def _match(logits: Sequence[torch.Tensor], asks: Sequence[Ask], proposals: Sequence[Proposal]) -> list[Verdict]:
+def _match(logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]) -> list[Judgement]:
     """The target chooses at every place as it would without drafts; they count as far as they say the same."""
     places = [_places(ask, proposal) for ask, proposal in zip(asks, proposals, strict=True)]
     parts = [row[-len(p) :] for row, p in zip(logits, places, strict=True)]
     chosen = sample(torch.cat(parts), [row for p in places for row in p])
-    verdicts, begin = [], 0
+    judgements, begin = [], 0
     for ask, proposal, at in zip(asks, proposals, places, strict=True):
         tokens = chosen.tokens[begin : begin + len(at)]
         differing = np.flatnonzero(tokens[:-1] != proposal.tokens)
         count = int(differing[0]) if len(differing) else len(proposal.tokens)
         records = chosen.logprobs[begin : begin + count + 1]
-        verdicts.append(_verdict(ask, tokens[: count + 1].tolist(), [r for r in records if r is not None]))
+        judgements.append(_judgement(ask, tokens[: count + 1].tolist(), [r for r in records if r is not None]))
         begin += len(at)
-    return verdicts
+    return judgements
 
 
 def _draw(
-    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[Ask], proposals: Sequence[Proposal]
-) -> list[Verdict]:
+    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]
+) -> list[Judgement]:
     """Judge drafts of equal length by their distributions."""
     device, vocab = logits[0].device, logits[0].shape[-1]
     length = len(proposals[0].tokens)
@@ -117,28 +101,28 @@ def _draw(
     counts = outcome.counts.tolist()
     rest = [_number(ask, Stream.REST, count) for ask, count in zip(asks, counts, strict=True)]
     last = draw(outcome.rest, torch.tensor(rest, device=device)).tolist()
-    verdicts = []
+    judgements = []
     for row, ask, proposal, count, token in zip(logits, asks, proposals, counts, last, strict=True):
         chosen = [*proposal.tokens[:count].tolist(), token]
-        top, records = ask.sample.params.logprobs, list[TokenLogprob]()
+        top, records = ask.params.logprobs, list[TokenLogprob]()
         if top is not None:
             records = token_logprobs(row[-length - 1 :][: count + 1], chosen, min(top, vocab))
-        verdicts.append(_verdict(ask, chosen, records))
-    return verdicts
+        judgements.append(_judgement(ask, chosen, records))
+    return judgements
 
 
-def _places(ask: Ask, proposal: Proposal) -> list[SampleRow]:
+def _places(ask: SampleRow, proposal: Proposal) -> list[SampleRow]:
     """How the target chooses at each place of a draft and behind it, given that it holds so far."""
-    output = np.concatenate([ask.sample.output, proposal.tokens])
-    given = len(ask.sample.output)
-    return [replace(ask.sample, output=output[: given + k]) for k in range(len(proposal.tokens) + 1)]
+    output = np.concatenate([ask.output, proposal.tokens])
+    given = len(ask.output)
+    return [replace(ask, output=output[: given + k]) for k in range(len(proposal.tokens) + 1)]
 
 
-def _number(ask: Ask, stream: Stream, offset: int) -> float:
-    return uniform(ask.sample.seed, len(ask.sample.output), stream, offset)
+def _number(ask: SampleRow, stream: Stream, offset: int) -> float:
+    return uniform(ask.seed, len(ask.output), stream, offset)
 
 
-def _verdict(ask: Ask, tokens: list[int], records: list[TokenLogprob]) -> Verdict:
+def _judgement(ask: SampleRow, tokens: list[int], records: list[TokenLogprob]) -> Judgement:
     """Cut accepted drafts and the token behind them behind the first end token."""
     stop = next((k + 1 for k, token in enumerate(tokens) if token in ask.ends), len(tokens))
-    return Verdict(tuple(tokens[:stop]), tuple(records[:stop]), min(stop, len(tokens) - 1))
+    return Judgement(tuple(tokens[:stop]), tuple(records[:stop]), min(stop, len(tokens) - 1))

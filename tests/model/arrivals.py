@@ -1,0 +1,179 @@
+"""Requests come: lookups are judged, prompts are leased or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tests.model.lives import Live, Lives
+from tests.model.oracle import due_positions, longest
+from tests.model.shadow import Lane, first_needed
+from tests.model.worlds import Plan
+
+from headway.cache import Media, Prompt, TableKind
+from headway.errors import UnservableError
+
+__all__ = ["Arrivals"]
+
+_IMAGES = {"x": 3, "y": 5}
+_PLACEHOLDER = 7
+
+
+@dataclass
+class Arrivals(Lives):
+    """What happens before the first step of a request."""
+
+    def start(self, plan: Plan) -> Live | None:
+        """Look up and lease a prompt. None where it is refused."""
+        namespace, tokens = self._prompt_tokens(plan)
+        if not tokens:
+            return None
+        n = len(tokens)
+        prompt = Prompt(
+            np.array(tokens, dtype=np.int32),
+            namespace=namespace,
+            boundaries=tuple(sorted({max(1, n * e // 1000) for e in plan.edges})),
+            breakpoints=tuple(sorted({max(1, n * m // 1000) for m in plan.marks})),
+            pin=n * plan.pin // 1000,
+            no_store=plan.no_store,
+        )
+        return self._admit(prompt, plan.flavour)
+
+    def _admit(self, prompt: Any, flavour: int) -> Live | None:
+        tokens = prompt.tokens.tolist()
+        path = self.names.path(prompt.namespace, tokens)
+        hit = self.look(prompt, path)
+        parted = self._parting(path, hit.matched)
+        free = self._pool()
+        try:
+            lease = self.cache.lease(prompt, hit)
+        except UnservableError as refusal:
+            fits = self._most_blocks(len(tokens)) <= self.world.config.blocks
+            assert not fits or "pinned" in str(refusal), "refused, and it would fit"  # noqa: PT017
+            assert self._pool() == free, "a refused request changed the pool"
+            return None
+        assert self._least_blocks(len(tokens)) <= self.world.config.blocks, "admitted, and it can never fit"
+        self.admitted += len(tokens)
+        self.past.append((prompt.namespace, tokens))
+        del self.past[:-12]
+        if lease.hit.tokens != hit.tokens:
+            # The pool can hold the prompt, but not beside what it would copy from.
+            assert lease.hit.tokens == 0
+            assert not self.world.roomy
+        assert lease.computed == lease.hit.tokens, "a lease does not begin at its hit"
+        hit = lease.hit
+        assert lease.tokens == len(tokens)
+        self.oracle.enter(path, surely=False)
+        due = due_positions(
+            length=len(tokens),
+            hit=hit.tokens,
+            parted=parted,
+            breakpoints=prompt.breakpoints,
+            placement=self.world.config.placement,
+            lookahead=self.geometry.lookahead,
+            alignment=self.world.config.checkpoint_alignment,
+        )
+        lane = Lane(int(lease.row), path, hit.tokens, hit.tokens)
+        assert lane.row not in {live.row for live in self.lives}, "two leases in one row"
+        live = Live(lease, prompt.namespace, list(tokens), len(tokens), not prompt.no_store, flavour, due, lane)
+        self.lives.append(live)
+        self.check()
+        return live
+
+    def look(self, prompt: Any, path: list[int]) -> Any:
+        """Look a prompt up: it must change nothing, be sound, be the best, and explain itself."""
+        before = self._pool()
+        hit = self.cache.lookup(prompt)
+        running = [live.lane.path[: live.prompt_length + 1] for live in self.lives if live.publish]
+        self.oracle.judge_hit(path, hit.tokens, hit.matched, running)
+        self._check_bytes(hit, path)
+        story = self.cache.explain(prompt)
+        assert (story.hit_tokens, story.matched) == (hit.tokens, hit.matched), "explain and lookup disagree"
+        at = hit.tokens
+        for loss in story.losses:
+            assert loss.start == at < loss.stop, f"losses do not cover [{hit.tokens}, {len(path) - 1}): {story.losses}"
+            at = loss.stop
+        assert at == len(path) - 1, f"losses do not reach the end: {story.losses}"
+        assert self._pool() == before, "a lookup changed the pool"
+        return hit
+
+    def _check_bytes(self, hit: Any, path: list[int]) -> None:
+        """What a hit names must be on the ranks, whoever looks."""
+        if not hit.tokens:
+            return
+        for table in self.geometry.tables:
+            blocks = np.asarray(hit.blocks(table.index))
+            what = f"hit of {hit.tokens}"
+            if table.kind is TableKind.STATE:
+                self.shadow.check_state(blocks, path[hit.tokens], what)
+            else:
+                first = first_needed(table, hit.tokens) // table.span
+                row = np.full(first + len(blocks), -1, dtype=np.int32)
+                row[first:] = blocks
+                self.shadow.check_read(table, row, path, hit.tokens, what)
+
+    def come_back(self, live: Live) -> None:
+        """A preempted request asks again, with what it had answered as part of its prompt."""
+        prompt = Prompt(np.array(live.tokens, dtype=np.int32), namespace=live.namespace, no_store=not live.publish)
+        self._admit(prompt, live.flavour)
+
+    def probe(self, which: int, cut: int) -> None:
+        """Look up a stretch of an earlier sequence."""
+        if self.past:
+            namespace, tokens = self.past[which % len(self.past)]
+            tokens = tokens[: max(1, len(tokens) * cut // 1000)]
+            prompt = Prompt(np.array(tokens, dtype=np.int32), namespace=namespace)
+            self.look(prompt, self.names.path(namespace, tokens))
+
+    def _parting(self, path: list[int], matched: int) -> int:
+        """Where a prompt parts from a sequence that surely is known and goes on differently; 0 for nowhere."""
+        if not self.world.ghosts_kept or not 0 < matched < len(path) - 1:
+            return 0
+        known = set(self.oracle.entered_surely)
+        for live in self.lives:
+            if live.publish:
+                known.update(live.lane.path[: live.prompt_length + 1])
+        if longest(path, known) != matched:
+            return 0
+        others = [name for name in self.names.children[path[matched]].values() if name in known]
+        return matched if others else 0
+
+    def _least_blocks(self, n: int) -> int:
+        """Blocks without which a prompt of n tokens cannot be held at its end."""
+        total = 0
+        for table in self.geometry.tables:
+            if table.kind is TableKind.STATE:
+                total += table.state_blocks
+            elif table.kind is TableKind.PREFIX:
+                total += -(-n // table.span)
+        return total
+
+    def _most_blocks(self, n: int) -> int:
+        """Blocks with which a prompt of n tokens can be computed, however wasteful the order."""
+        total = 1
+        for table in self.geometry.tables:
+            total += 2 * table.state_blocks if table.kind is TableKind.STATE else -(-n // table.span) + 1
+        return total
+
+    def _prompt_tokens(self, plan: Plan) -> tuple[int, list[int]]:
+        namespace = self.cache.namespace(salt=plan.salt)
+        tokens: list[int] = []
+        if plan.base >= 0 and self.past:
+            namespace, base = self.past[plan.base % len(self.past)]
+            tokens = base[: len(base) * plan.cut // 1000]
+        text = [100 * (plan.stream + 1) + i for i in range(plan.length)]
+        media = []
+        if plan.image:
+            size = _IMAGES[plan.image]
+            text = [_PLACEHOLDER] * size + text
+            media = [Media(0, size, plan.image)]
+        symbols = self.cache.symbols(np.array(text, dtype=np.int32), media=media).tolist()
+        for i, symbol in enumerate(symbols):
+            if media and i < media[0].length:
+                assert symbol < 0, "a placeholder became a token"
+                assert self.image_symbols.setdefault(symbol, plan.image) == plan.image, "two pictures, one symbol"
+            else:
+                assert symbol == text[i]
+        room = max(0, 60 - len(symbols))
+        return namespace, tokens[:room] + symbols
