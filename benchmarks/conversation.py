@@ -29,9 +29,8 @@ class Run:
     waterfall: Waterfall
 
 
-def converse(ranks: int, interleave: int) -> Run:
-    """Talk to the built-in model on `ranks` ranks."""
-    parallel = ParallelConfig(dcp=ranks, interleave=interleave)
+def converse(parallel: ParallelConfig) -> Run:
+    """Talk to the built-in model on these ranks."""
     engine = build_engine(None, EngineConfig(memory=MEMORY, parallel=parallel), print).engine.start()
     said, rng = np.empty(0, dtype=np.int32), np.random.default_rng(0)
     run = Run([], [], [], [], Waterfall())
@@ -54,12 +53,14 @@ def converse(ranks: int, interleave: int) -> Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dcp", type=int, default=4, help="ranks")
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share the weights; 1: each has all of them")
+    parser.add_argument("--dcp", type=int, default=4, help="ranks that split the tokens")
     parser.add_argument("--interleave", type=int, default=16, help="consecutive tokens on one rank")
     options = parser.parse_args()
-    run, one = converse(options.dcp, options.interleave), converse(1, 1)
+    parallel = ParallelConfig(tp=options.tp, dcp=options.dcp, interleave=options.interleave)
+    run, one = converse(parallel), converse(ParallelConfig())
     asked, reused, allowed = sum(run.prompts), sum(run.hits), sum(run.allowed)
-    print(f"{TURNS} turns on {options.dcp} ranks: {asked:,} tokens of prompts, {allowed:,} said before")
+    print(f"{TURNS} turns on {parallel.ranks} ranks: {asked:,} tokens of prompts, {allowed:,} said before")
     print(f"reused: {reused:,}, {reused / asked:.1%} of the prompts and {reused / allowed:.1%} of what was said before")
     for reason, tokens in run.waterfall.lost.items():
         if tokens:

@@ -25,7 +25,8 @@ class ThreadRanks:
 
     The memory of all ranks starts full of NaN. `first` has the logits of first tokens by prompt.
 
-    `drafters` are one a rank, or none; `rule` says how their drafts are judged.
+    `drafters` are one a rank, or none; `rule` says how their drafts are judged. With `split`, each rank has its share
+    of the weights.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class ThreadRanks:
         form: str = "ag_rs",
         drafters: Sequence[Drafter] = (),
         rule: AcceptanceRule = AcceptanceRule.MATCH,
+        split: bool = False,
     ) -> None:
-        self.ranked = RankedRunner(model, geometry, blocks, form)
+        self.ranked = RankedRunner(model, geometry, blocks, form, split=split)
         self._geometry = geometry
         for data in self.ranked.arenas:
             data.fill_(0xFF)
@@ -53,7 +55,7 @@ class ThreadRanks:
         self.ranked.runners[0].run = keep  # type: ignore[method-assign]
         speculators: list[Speculator | None] = [None] * len(self.ranked.runners)
         if drafters:
-            ranks = [merge.ranks for merge in self.ranked.ranks.merges] if len(drafters) > 1 else [None]
+            ranks = self.ranked.ranks.all if len(drafters) > 1 else [None]
             parts = zip(self.ranked.runners, drafters, ranks, strict=True)
             speculators = [Speculator(runner, drafter, rule, rank) for runner, drafter, rank in parts]
         self._drafts = bool(drafters)

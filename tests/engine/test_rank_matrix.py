@@ -1,5 +1,8 @@
 """Ranks x interleave x drafters x models: the tokens of one rank without a cache, and the hits of one rank with it.
 
+Ranks either have all of the weights each, and split the tokens of full attention; or they share the weights, and groups
+of them split the tokens.
+
 A scheduler and a cache drive all ranks, with prefix hits, chunks, preemption and a fork inside a block. With a drafter,
 rank 0 alone knows better than its random weights: so a rank that judged by itself would part from it at once.
 """
@@ -22,14 +25,19 @@ from tests.runtime.tiny_models import generated, tiny_model
 
 from headway.cache import CacheConfig, PrefixCache
 from headway.engine import DraftPlanner, EngineConfig, GenerationRequest, RunningRequest, Scheduler
+from headway.runtime.cuts import Rehearsal
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.inspection import inspect_model
+from headway.runtime.layout import ModelLayout
+from headway.runtime.tensor_parallel import layout_of_share, split_model
 
 TOLERANCE = 1e-4
 BLOCKS = 4000
 FAMILIES = {"KDA": "KimiLinear", "GatedDeltaNet": "Qwen3Next", "Mamba-2": "GraniteMoeHybrid", "window": "GptOss"}
 """What each model has beside full attention."""
+SHARED = {"KDA": "KimiLinear", "GatedDeltaNet": "Qwen3NextWide", "Mamba-2": "GraniteMoeHybrid", "window": "Gemma3Wide"}
+"""The same for models that four ranks can share. In the second and the last, heads of full attention are split too."""
 SEED = 7
 
 
@@ -37,32 +45,45 @@ SEED = 7
 class Case:
     """One place of the matrix."""
 
-    family: str
-    ranks: int = 1
+    model: str
+    dcp: int = 1
     interleave: int = 1
     form: str = "ag_rs"
     drafter: str = "none"
+    tp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.dcp if self.tp == 1 else self.tp
 
     def __str__(self) -> str:
-        return f"{self.family}-{self.ranks}-{self.interleave}-{self.form}-{self.drafter}"
+        return f"{self.model}-tp{self.tp}-dcp{self.dcp}-{self.interleave}-{self.form}-{self.drafter}"
 
 
 LAYOUTS = [(2, 1, "ag_rs"), (2, 16, "a2a"), (4, 1, "a2a"), (4, 16, "ag_rs")]
-CASES = [Case(family, *layout) for family, layout in product(FAMILIES, LAYOUTS)]
-DRAFTED = [Case(family, *layout, kind) for family, layout, kind in product(FAMILIES, LAYOUTS, ("mtp", "dspark"))]
+CASES = [Case(model, *layout) for model, layout in product(FAMILIES.values(), LAYOUTS)]
+TENSORS = [(1, 1, "ag_rs", 2), (2, 16, "a2a", 2), (1, 16, "a2a", 4), (2, 1, "ag_rs", 4), (4, 16, "ag_rs", 4)]
+"""DCP, interleave and form of communication of ranks that share the weights, and how many they are."""
+CASES += [Case(model, *rest, tp=tp) for model, (*rest, tp) in product(SHARED.values(), TENSORS)]
+DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, ("mtp", "dspark"))]
+DRAFTED += [
+    Case(model, *rest, ("mtp", "dspark")[(i + j) % 2], tp)
+    for (i, model), (j, (*rest, tp)) in product(enumerate(SHARED.values()), enumerate(TENSORS))
+]
+"""Every model with both drafters, and every layout with both."""
 
 
 class Driver:
     """A scheduler over ranks, with a preemption every few steps: drafts make fewer of them."""
 
     def __init__(self, case: Case, drafters: Sequence[Drafter] = ()) -> None:
-        model = tiny_model(FAMILIES[case.family])
-        layout = inspect_model(model)
-        parallel = layout_of(case.ranks, case.interleave)
+        model = tiny_model(case.model)
+        layout = layout_of_ranks(case)
+        parallel = layout_of(case.ranks, case.interleave, case.dcp)
         groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
         config = CacheConfig(groups, BLOCKS, layout=parallel, block_tokens=16, cost=layout.cost, check=True)
         self.cache = PrefixCache(config)
-        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form, drafters)
+        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form, drafters, split=case.tp > 1)
         planner = DraftPlanner(drafters[0].name, drafters[0].most) if drafters else None
         self.scheduler = Scheduler(self.cache, EngineConfig(max_batched_tokens=48, max_running=4), planner=planner)
         self.requests: list[RunningRequest] = []
@@ -85,11 +106,22 @@ class Driver:
         return True
 
 
-def prompts(family: str) -> list[tuple[list[int], int]]:
+def layout_of_ranks(case: Case) -> ModelLayout:
+    """What the driver knows of a rank, without any: from a model of shapes alone."""
+    whole = inspect_model(tiny_model(case.model))
+    if case.tp == 1:
+        return whole
+    model = copy.deepcopy(tiny_model(case.model)).to("meta")
+    model.config._experts_implementation = "batched_mm"
+    split_model(model, Rehearsal(case.tp))
+    return layout_of_share(whole, model, case.tp).over(case.dcp)
+
+
+def prompts(model: str) -> list[tuple[list[int], int]]:
     """Two prompts on one stem that part inside a block, a short one, a follow-up to an answer, and the second again."""
     rng = np.random.default_rng(SEED)
     stem, left, right = (rng.integers(3, 256, n).tolist() for n in (70, 25, 30))
-    answer, _ = generated(FAMILIES[family], tuple(stem + left), 5)
+    answer, _ = generated(model, tuple(stem + left), 5)
     followed = stem + left + answer + rng.integers(3, 256, 7).tolist()
     return [(stem + left, 5), (stem + right, 4), ([5], 8), (followed, 3), (stem + right, 2)]
 
@@ -97,7 +129,7 @@ def prompts(family: str) -> list[tuple[list[int], int]]:
 def drive(case: Case, drafters: Sequence[Drafter] = ()) -> Driver:
     """The second prompt comes while the first is computed, the last two when all is answered."""
     driver = Driver(case, drafters)
-    asked = prompts(case.family)
+    asked = prompts(case.model)
     driver.add(*asked[0])
     for _ in range(3):
         driver.step()
@@ -117,9 +149,9 @@ def hits(driver: Driver) -> list[int | None]:
 
 
 @cache
-def one_rank(family: str) -> list[int | None]:
+def one_rank(model: str) -> list[int | None]:
     """Hits of one rank, which must itself reuse and preempt for the matrix to mean anything."""
-    driver = drive(Case(family))
+    driver = drive(Case(model))
     found = hits(driver)
     assert all(found[i] for i in (1, 3, 4)), found
     assert driver.scheduler.counters.preemptions > 0
@@ -131,30 +163,31 @@ def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
     driver = drive(case)
     for request in driver.requests:
         prompt = tuple(request.request.tokens.tolist())
-        answer, first = generated(FAMILIES[case.family], prompt, request.request.max_tokens)
+        answer, first = generated(case.model, prompt, request.request.max_tokens)
         assert request.answer.tolist() == answer
         assert (driver.executor.first[prompt] - first).abs().max().item() < TOLERANCE
-    assert hits(driver) == one_rank(case.family)
+    assert hits(driver) == one_rank(case.model)
     assert driver.scheduler.counters.preemptions > 0
-    merged = driver.executor.ranked.ranks.exchange.calls[0]
-    assert merged.count("all_to_all" if case.form == "a2a" else "reduce_scatter") > 10
+    calls = driver.executor.ranked.ranks.merges[0].ranks.exchange.calls[0]
+    merged = calls.count("all_to_all" if case.form == "a2a" else "reduce_scatter")
+    assert merged > 10 if case.dcp > 1 else merged == 0
     stats = driver.cache.stats()
     assert (stats.leases, stats.leased) == (0, 0)
 
 
 @pytest.mark.parametrize("case", DRAFTED, ids=str)
 def test_drafts_change_neither_tokens_nor_hits(case: Case, tmp_path: Path) -> None:
-    name = FAMILIES[case.family]
+    name = case.model
     source = str(save_tiny(case.drafter, tiny_model(name), tmp_path, SEED))
     plain = [load_drafter(source, copy.deepcopy(tiny_model(name)), None, TOKENS) for _ in range(case.ranks)]
-    answers = {tuple(p): generated(name, tuple(p), 8)[0] for p, _ in prompts(case.family)}
+    answers = {tuple(p): generated(name, tuple(p), 8)[0] for p, _ in prompts(name)}
     driver = drive(case, [Improved(plain[0], answers, SEED), *plain[1:]])
     for request in driver.requests:
         truth = answers[tuple(request.request.tokens.tolist())]
         assert request.answer.tolist() == truth[: request.request.max_tokens]
     assert driver.scheduler.counters.accepted_tokens > 0
     lookahead = int(case.drafter == "mtp")
-    for got, one in zip(hits(driver), one_rank(case.family), strict=True):
+    for got, one in zip(hits(driver), one_rank(case.model), strict=True):
         assert got is not None
         assert one is not None
         assert one - lookahead <= got <= one

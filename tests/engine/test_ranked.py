@@ -251,7 +251,7 @@ def test_a_model_that_a_rank_refuses_is_refused_as_if_it_were_here(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tp": 2}, "tensor parallelism is not served yet"),
+        ({"tp": 4, "dcp": 3}, "dcp=3 does not divide tp=4"),
         ({"pcp": 2}, "geometry only"),
         ({"dcp": 0}, "at least 1"),
         ({"dcp": 2, "executor": "local"}, "one process"),

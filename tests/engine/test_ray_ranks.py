@@ -43,11 +43,11 @@ def actors_of(engine: Any) -> list[Any]:
 
 
 def test_ranks_on_two_workers(cluster: None, tmp_path: Path) -> None:
-    """Answers, hits, and a lost actor: as with processes."""
+    """Answers, hits, and a lost actor: as with processes. The actors share the weights and split the tokens."""
     source = tiny.save_model(tmp_path)
     with pytest.raises(ConfigError, match="has no room for 3 ranks with 1 CPU each; it has 2 CPU"):
         RayRanks("cpu", 3, patience=2.0)
-    parallel = ParallelConfig(dcp=2, executor="ray", rank_timeout=PATIENCE)
+    parallel = ParallelConfig(tp=2, dcp=2, executor="ray", rank_timeout=PATIENCE)
     engine = build_engine(str(source), EngineConfig(memory=MEMORY, max_batched_tokens=64, parallel=parallel)).engine
     engine.start()
     try:

@@ -106,7 +106,7 @@ def test_what_is_no_message_is_refused(message: bytes) -> None:
 
 
 def test_nested_records_with_defaults() -> None:
-    load = Load("model", "fp32", 2, Rendezvous(host="a", port=5), "a2a", 3.0, DraftSource("mtp", 3, "match"))
+    load = Load("model", "fp32", 2, 2, 1, Rendezvous(host="a", port=5), "a2a", 3.0, DraftSource("mtp", 3, "match"))
     assert CODEC.decode(CODEC.encode(load)) == load
     params = SamplingParams(temperature=0.5, logit_bias={3: -1.0}, seed=-(2**62))
     assert CODEC.decode(CODEC.encode(params)) == params

@@ -88,7 +88,7 @@ def test_gains_and_remarks() -> None:
 def test_flags() -> None:
     values = {"tp": 8, "dcp": 8, "kv_dtype": "fp8", "state_dtype": "bf16"}
     told = flags(Setup("kimi-k3", values, 20 * GB, None, 50_000_000, 3456.0, 1.0, 4))
-    assert told["Headway"] == UNSERVED, "headway serve has no tensor parallelism and no fp8"
+    assert told["Headway"] == UNSERVED, "headway serve has no fp8"
     assert told["vLLM"] == (
         "vllm serve kimi-k3 --tensor-parallel-size 8 --decode-context-parallel-size 8 --kv-cache-memory-bytes "
         "20000000000 --kv-cache-dtype fp8 --enable-prefix-caching --mamba-ssm-cache-dtype bfloat16"
@@ -104,6 +104,8 @@ def test_flags() -> None:
     }
     fp8 = flags(Setup("llama", plain | {"kv_dtype": "fp8"}, None, None, 0, 1.0, 0.5, 16))
     assert fp8["Headway"] == UNSERVED
+    shared = flags(Setup("kimi", plain | {"tp": 8, "dcp": 4, "eviction": "value"}, 20 * GB, None, 9, 1.0, 0.5, 16))
+    assert shared["Headway"] == "headway serve kimi --tp 8 --dcp 4 --memory 20000000000"
     default = flags(Setup("llama", plain | {"placement": DEFAULT_PLACEMENT}, None, None, 9, 1.0, 0.5, 16))
     assert "--placement" not in default["Headway"]
     assert default["SGLang"].endswith("--mamba-full-memory-ratio 0.5")

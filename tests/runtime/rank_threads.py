@@ -16,6 +16,7 @@ from headway.runtime.batch import RunBatch, RunResult
 from headway.runtime.context_parallel import HeadMerge
 from headway.runtime.inspection import inspect_model
 from headway.runtime.runner import ModelRunner
+from headway.runtime.tensor_parallel import layout_of_share, split_model
 
 T = TypeVar("T")
 
@@ -44,25 +45,36 @@ class ThreadCommunicator:
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self.rank, self.size = rank, exchange.size
-        self._exchange = exchange
+        self.exchange = exchange
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._exchange.all(self.rank, "all_gather", part))
+        return torch.stack(self.exchange.all(self.rank, "all_gather", part))
 
     def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
-        heard = self._exchange.all(self.rank, "reduce_scatter", parts)
+        heard = self.exchange.all(self.rank, "reduce_scatter", parts)
         return torch.stack([part[self.rank] for part in heard]).sum(dim=0)
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
-        return torch.stack([part[self.rank] for part in self._exchange.all(self.rank, "all_to_all", parts)])
+        return torch.stack([part[self.rank] for part in self.exchange.all(self.rank, "all_to_all", parts)])
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.exchange.all(self.rank, "all_reduce", part)).sum(dim=0)
 
 
 class Ranks:
-    """Threads that run the same thing, one a rank; after each, all have made the same calls."""
+    """Threads that run the same thing, one a rank; after each, all have made the same calls.
 
-    def __init__(self, size: int, form: str = "ag_rs") -> None:
+    Tokens are split over groups of `dcp` consecutive ranks, or over all.
+    """
+
+    def __init__(self, size: int, form: str = "ag_rs", dcp: int | None = None) -> None:
         self.exchange = Exchange(size)
-        self.merges = [HeadMerge(ThreadCommunicator(self.exchange, rank), form) for rank in range(size)]
+        self.all = [ThreadCommunicator(self.exchange, rank) for rank in range(size)]
+        groups = [Exchange(dcp) for _ in range(0, size, dcp)] if dcp not in (None, size) else None
+        self.merges = [
+            HeadMerge(ThreadCommunicator(groups[rank // dcp], rank % dcp) if groups and dcp else self.all[rank], form)
+            for rank in range(size)
+        ]
         self._threads = ThreadPoolExecutor(size)
 
     def __call__(self, task: Callable[[int], T]) -> list[T]:
@@ -71,13 +83,27 @@ class Ranks:
         return results
 
 
-def layout_of(size: int, interleave: int) -> ParallelLayout:
-    """Decode context parallelism over `size` ranks that all hold the whole model."""
-    return ParallelLayout(tp=size, dcp=size, interleave=interleave)
+def layout_of(size: int, interleave: int, dcp: int | None = None) -> ParallelLayout:
+    """Decode context parallelism over `size` ranks, or over groups of `dcp` of them."""
+    return ParallelLayout(tp=size, dcp=dcp or size, interleave=interleave)
+
+
+def shares_of(model: PreTrainedModel, ranks: Ranks) -> list[PreTrainedModel]:
+    """What each rank has of a model whose weights all of them share."""
+
+    def share(rank: int) -> PreTrainedModel:
+        split_model(copies[rank], ranks.all[rank])
+        return copies[rank]
+
+    copies = [copy.deepcopy(model) for _ in ranks.all]
+    return ranks(share)
 
 
 class RankedRunner:
-    """As a `ModelRunner`, but every batch runs on all ranks, which must agree on every logit."""
+    """As a `ModelRunner`, but every batch runs on all ranks, which must agree on every logit.
+
+    With `split`, each has its share of the weights.
+    """
 
     def __init__(
         self,
@@ -86,15 +112,20 @@ class RankedRunner:
         blocks: int,
         form: str = "ag_rs",
         single_steps: bool = False,
+        split: bool = False,
     ) -> None:
-        size = geometry.layout.shards
-        self.ranks = Ranks(size, form)
-        layout = inspect_model(model)
-        models = [model if rank == 0 else copy.deepcopy(model) for rank in range(size)]
-        merges = self.ranks.merges if size > 1 else [None]
+        size, dcp = geometry.layout.tp, geometry.layout.dcp
+        self.ranks = Ranks(size, form, dcp)
+        layouts = [inspect_model(model)] * size
+        if split:
+            models = shares_of(model, self.ranks)
+            layouts = self.ranks(lambda rank: layout_of_share(layouts[0], models[rank], size).over(dcp))
+        else:
+            models = [model if rank == 0 else copy.deepcopy(model) for rank in range(size)]
+        merges = self.ranks.merges if dcp > 1 else [None] * size
         self.runners = [
             ModelRunner(model, layout, geometry, blocks, single_steps, merge)
-            for model, merge in zip(models, merges, strict=True)
+            for model, layout, merge in zip(models, layouts, merges, strict=True)
         ]
 
     @property

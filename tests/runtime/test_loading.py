@@ -183,7 +183,23 @@ def test_inspect_refuses_layouts_that_cannot_be(tmp_path: Path) -> None:
     tiny_model("Qwen3").save_pretrained(tmp_path / "q")
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "q"), "--tp", "4", "--dcp", "4"])
     assert isinstance(result.exception, ConfigError)
-    assert "hold 2 copies of each" in str(result.exception)
+    assert "tp=4 does not divide the 2 heads of model.layers.0.self_attn.k_proj.weight" in str(result.exception)
+
+
+def test_inspect_says_what_splitting_tokens_gains_where_heads_are_split_too(tmp_path: Path) -> None:
+    """Two ranks hold a head of keys and values each. With all tokens or with all heads of half of them: as much."""
+    tiny_model("Qwen3").save_pretrained(tmp_path / "q")
+    options = ["inspect", str(tmp_path / "q"), "--memory", "1MiB", "--tp", "2"]
+    whole, split = (
+        json.loads(CliRunner().invoke(app, [*options, *more, "--json"]).output) for more in ([], ["--dcp", "2"])
+    )
+    assert [found["groups"][0]["bytes_per_token"] for found in (whole, split)] == [384, 768]
+    assert [found["groups"][0]["span"] for found in (whole, split)] == [16, 32]
+    assert split["capacity"]["tokens"] == whole["capacity"]["tokens"] == split["tokens_on_one_rank"]
+    shown = CliRunner().invoke(app, [*options, "--dcp", "2"], env={"COLUMNS": "160"}).output
+    assert "1.00 times as many as without --dcp" in shown
+    assert f"a rank holds {split['parameters_on_a_rank']:,} of the parameters" in shown
+    assert split["parameters_on_a_rank"] < split["parameters"]
 
 
 def test_tokens_are_counted_over_all_tables_of_full_attention() -> None:

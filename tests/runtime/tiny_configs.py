@@ -381,3 +381,20 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """More classes that the self-check finds sound; too many to run every test with."""
+
+WIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3NextWide": (
+        "Qwen3NextConfig",
+        MODELS["Qwen3Next"][1]
+        | {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+        },
+    ),
+    "Gemma3Wide": ("Gemma3TextConfig", MODELS["Gemma3"][1] | {"num_attention_heads": 8, "num_key_value_heads": 4}),
+    "NemotronHWide": ("NemotronHConfig", MODELS["NemotronH"][1] | {"n_groups": 4}),
+    "DeepseekV2": ("DeepseekV2Config", MODELS["DeepseekV3"][1] | {"topk_method": "greedy"}),
+}
+"""For tensor parallelism: with heads, or groups of heads, for four ranks; and one whose heads share a latent."""

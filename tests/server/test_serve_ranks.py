@@ -37,11 +37,12 @@ def test_a_server_on_two_ranks_answers_reuses_and_ends_with_them(tiny_model: Pat
         assert "headway: the engine has failed" in errors
 
 
-def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without():
+@pytest.mark.parametrize("sharing", [(), ("--tp", "2")], ids=["replicated", "shared"])
+def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without(sharing: tuple[str, ...]):
     """The sentence is what it was trained to say of itself; the second time all but the last token is a hit."""
     question = [{"role": "user", "content": "Who are you?"}]
     body = {"messages": question, "max_tokens": 40, "temperature": 0}
-    with served("--dcp", "2", "--draft", "dspark") as (_, url, text):
+    with served("--dcp", "2", "--draft", "dspark", *sharing) as (_, url, text):
         assert "drafts: dspark, up to 5 tokens" in " ".join(text.split())
         answers = [httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300).json() for _ in range(2)]
     for answer in answers:
@@ -54,7 +55,8 @@ def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without()
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--tp", "2"), "tensor parallelism is not served yet"),
+        (("--tp", "2", "--dcp", "4"), "dcp=4 does not divide tp=2"),
+        (("--tp", "3"), "tp=3 does not divide the 4 heads of KimiLinearDeltaAttention.q_proj.weight"),
         (("--pcp", "2"), "prefill context parallelism"),
         (("--dcp", "2", "--interleave", "3"), "interleave=3"),
         (("--dcp", "2", "--executor", "local"), "use auto, processes or ray"),

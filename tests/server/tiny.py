@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, KimiLinearConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, KimiLinearConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -28,10 +28,10 @@ def tokenizer() -> Any:
     return wrapped
 
 
-def save_model(path: Path) -> Path:
-    """Write the model and its tokenizer to `path`."""
+def save_model(path: Path, config: PretrainedConfig | None = None) -> Path:
+    """Write the model and its tokenizer to `path`; or a model of another config, whose vocabulary is as large."""
     words = tokenizer()
-    config = KimiLinearConfig(
+    config = config or KimiLinearConfig(
         vocab_size=256 + len(SPECIAL),
         hidden_size=64,
         intermediate_size=128,

@@ -18,7 +18,7 @@ from headway.engine.ray_ranks import RayRanks
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
 from headway.runtime.layout import ModelLayout
-from headway.runtime.loading import layout_without_weights, load_tokenizer, read_device, resolve_dtype, resolve_source
+from headway.runtime.loading import layout_of_rank, load_tokenizer, read_device, resolve_dtype, resolve_source
 from headway.runtime.memory import blocks_that_fit, capacity
 from headway.runtime.selfcheck import SelfCheck
 
@@ -40,14 +40,15 @@ def build_on_ranks(
         ConfigError: Options that cannot work, or not enough memory.
         RanksLostError: A rank died on the way.
     """
-    name, layout = layout_without_weights(source, config.dtype, device=config.device)
+    parallel = config.parallel
+    name, layout = layout_of_rank(source, config.dtype, parallel.tp, parallel.dcp, config.device)
     tokenizer = load_tokenizer(source)
     drafts = DraftSource.of(config)
     drafter = _groups(drafts, source, config)
     _check(name, layout, config, drafter)
-    executor = RankedExecutor(_launcher(config), source, config.dtype, config.parallel, drafts)
+    executor = RankedExecutor(_launcher(config), source, config.dtype, parallel, drafts)
     try:
-        progress(f"starting {config.parallel.ranks} ranks ({config.parallel.kind}), which load the model and check it")
+        progress(f"starting {parallel.ranks} ranks ({parallel.kind}), which load the model and check it")
         loaded = executor.load()
         check = loaded[0].check
         assert check is not None, "rank 0 checks the model"

@@ -21,14 +21,15 @@ class ParallelConfig:
     """The ranks of an engine.
 
     Attributes:
-        dcp: Decode-context-parallel size: ranks over which the tokens of full attention are split. Each holds the whole
-            model; windows, chunks and states are on all of them.
+        dcp: Decode-context-parallel size: ranks over which the tokens of full attention are split. Windows, chunks and
+            states are not. Without tensor parallelism each of these ranks holds the whole model; with it they are among
+            the ranks that share the weights.
         interleave: Consecutive tokens that one rank stores before the next takes over.
         communication: `ag_rs` (all-gather and reduce-scatter) or `a2a` (all-to-all); both give the same results.
         executor: One of `EXECUTORS`; `auto` is `local` for one rank and `processes` for more.
         rank_timeout: Seconds that a step may take on any rank before the ranks count as lost.
         on_rank_failure: `restart` starts new ranks with an empty cache, `exit` ends the engine.
-        tp: Tensor-parallel size. Only 1 can run.
+        tp: Tensor-parallel size: ranks that share the weights, and states by heads. `dcp` divides it.
         pcp: Prefill-context-parallel size. Only 1 can run.
     """
 
@@ -50,11 +51,10 @@ class ParallelConfig:
         for name in ("dcp", "interleave", "tp", "pcp"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.tp > 1:
+        if self.tp > 1 and self.tp % self.dcp:
             raise ConfigError(
-                f"tp={self.tp}: tensor parallelism is not served yet. The plans that transformers has for hybrid "
-                "models keep every recurrent state whole on every rank, where it has to be split by heads. Use --dcp "
-                "without --tp: it splits the entries of full attention over ranks that each hold the model"
+                f"dcp={self.dcp} does not divide tp={self.tp}: decode context parallelism reuses the ranks that share "
+                f"the weights, so choose --dcp among the divisors of --tp, or leave --tp out"
             )
         if self.pcp > 1:
             raise ConfigError(
@@ -68,14 +68,14 @@ class ParallelConfig:
             raise ConfigError(f"rank_timeout is {self.rank_timeout}, it must be more than 0 seconds")
         if self.executor == "local" and self.ranks > 1:
             raise ConfigError(
-                f"executor=local computes in one process, and dcp={self.dcp} needs {self.ranks}: use auto, processes "
-                "or ray"
+                f"executor=local computes in one process, and tp={self.tp}, dcp={self.dcp} need {self.ranks}: use "
+                f"auto, processes or ray"
             )
 
     @property
     def ranks(self) -> int:
         """How many ranks compute."""
-        return self.dcp
+        return self.tp if self.tp > 1 else self.dcp
 
     @property
     def kind(self) -> str:
@@ -86,8 +86,8 @@ class ParallelConfig:
 
     @property
     def layout(self) -> ParallelLayout:
-        """The layout for the cache: ranks of their own for context parallelism, each with the whole model."""
-        return ParallelLayout(tp=self.dcp, dcp=self.dcp, interleave=self.interleave)
+        """The layout for the cache: context parallelism without tensor parallelism has ranks of its own."""
+        return ParallelLayout(tp=self.ranks, dcp=self.dcp, interleave=self.interleave)
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

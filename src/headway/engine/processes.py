@@ -48,7 +48,9 @@ def devices_of_ranks(device: str, ranks: int) -> list[str]:
         raise ConfigError(f"--device {device} names one GPU for {ranks} ranks: write cuda, and each takes its own")
     found = torch.cuda.device_count()
     if found < ranks:
-        raise ConfigError(f"{ranks} ranks need a GPU each, there are {found} here: lower --dcp, or use --device cpu")
+        raise ConfigError(
+            f"{ranks} ranks need a GPU each, there are {found} here: lower --tp or --dcp, or use --device cpu"
+        )
     return [f"cuda:{rank}" for rank in range(ranks)]
 
 

@@ -57,6 +57,8 @@ class Load:
         source: As for `load_model`, or None for the built-in model.
         dtype: As for `load_model`.
         ranks: How many ranks there are.
+        tp: Ranks that share the weights: all, or 1 where each has the whole model.
+        dcp: Ranks that split the tokens of full attention: groups of as many consecutive ranks.
         meeting: Where they meet.
         communication: How they merge attention: `ag_rs` or `a2a`.
         timeout: Seconds after which a collective counts as lost.
@@ -66,6 +68,8 @@ class Load:
     source: str | None
     dtype: str
     ranks: int
+    tp: int
+    dcp: int
     meeting: Rendezvous
     communication: str
     timeout: float
@@ -236,6 +240,7 @@ class Rank:
         if threads is not None and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads)
         self._model: LoadedModel | None = None
+        self._group: TorchCommunicator | None = None
         self._merge: HeadMerge | None = None
         self._executor: LocalExecutor | None = None
         self._drafts: DraftSource | None = None
@@ -259,23 +264,25 @@ class Rank:
     def _load(self, asked: Load) -> Loaded:
         if asked.ranks > 1:
             device = torch.device(self._device)
-            group: TorchCommunicator = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
-            self._merge = HeadMerge(group, asked.communication)
-        loaded = self._model = load_model(asked.source, self._device, asked.dtype)
-        check = self_check(loaded.model, loaded.layout) if self._rank == 0 else None
+            self._group = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
+            if asked.dcp > 1:
+                self._merge = HeadMerge(self._group.parted(asked.dcp), asked.communication)
+        sharing = self._group if asked.tp > 1 else None
+        loaded = self._model = load_model(asked.source, self._device, asked.dtype, sharing)
+        # Ranks that share the weights compute nothing without each other; what each of them finds is the same.
+        check = self_check(loaded.model, loaded.layout) if self._rank == 0 or sharing is not None else None
         self._drafts, self._drafter = asked.drafts, asked.drafts.load(loaded)  # before what is left is measured
-        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check)
+        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check if self._rank == 0 else None)
 
     def _prepare(self, asked: Prepare) -> Prepared:
         assert self._model is not None, "a rank makes room before it has a model"
         assert self._drafts is not None
-        layout = self._model.layout
+        layout = self._model.layout.over(asked.dcp)
         parallel = ParallelLayout(tp=asked.tp, dcp=asked.dcp, interleave=asked.interleave)
         groups = (*layout.groups, *(() if self._drafter is None else self._drafter.groups))
         geometry = CacheGeometry(groups, parallel, block_tokens=asked.block_tokens)
         runner = ModelRunner(self._model.model, layout, geometry, asked.blocks, asked.single_steps, self._merge)
-        ranks = None if self._merge is None else self._merge.ranks
-        speculator, measured = speculator_of(self._drafts, runner, self._drafter, asked.max_running, ranks)
+        speculator, measured = speculator_of(self._drafts, runner, self._drafter, asked.max_running, self._group)
         self._executor = LocalExecutor(runner, speculator)
         return Prepared(runner.arena.bytes, measured)
 

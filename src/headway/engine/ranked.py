@@ -142,7 +142,17 @@ class RankedExecutor:
         group = self._group = self._launch()
         config = self._config
         patience = max(config.rank_timeout, _MEETING_SECONDS)
-        load = Load(self._source, self._dtype, group.size, group.meeting, config.communication, patience, self._drafts)
+        load = Load(
+            source=self._source,
+            dtype=self._dtype,
+            ranks=group.size,
+            tp=config.tp,
+            dcp=config.dcp,
+            meeting=group.meeting,
+            communication=config.communication,
+            timeout=patience,
+            drafts=self._drafts,
+        )
         return self._ask(load, Loaded, _LOAD_SECONDS)
 
     def prepare(self, geometry: CacheGeometry, room: Prepare) -> Sequence[Prepared]:

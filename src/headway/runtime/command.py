@@ -11,8 +11,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headway.cache import ParallelLayout
-from headway.errors import ConfigError
 from headway.runtime.sources import resolve_source
 from headway.sizes import parse_bytes
 
@@ -24,7 +22,7 @@ def inspect(
         str | None,
         typer.Argument(help="A directory, a hub id, or nothing for the built-in model. Only its config is read."),
     ] = None,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size: ranks that share the weights.")] = 1,
     dcp: Annotated[
         int,
         typer.Option(help="Decode-context-parallel size; divides --tp. Without --tp, every rank has the whole model."),
@@ -44,21 +42,20 @@ def inspect(
 ) -> None:
     """Show a model's layer kinds, groups, geometry, bytes and capacity, and the shortest prefix that it can reuse.
 
-    Nothing is downloaded but the config, and no weights are loaded.
+    Nothing is downloaded but the config, and no weights are loaded. With --tp and --dcp it is what each rank of
+    headway serve would store, and what that refuses is refused here.
     """
     size = None if memory is None else parse_bytes(memory)
     resolve_source(model)
     if not as_json:
         Console(stderr=True).print("starting ...", highlight=False)
     from headway.runtime.layout import layout_of_ranks  # these import torch, which takes seconds
-    from headway.runtime.loading import layout_without_weights
+    from headway.runtime.loading import layout_of_rank
     from headway.runtime.memory import default_memory
     from headway.runtime.overview import inspection_of
 
     parallel = layout_of_ranks(tp, dcp, pcp, interleave)
-    name, layout = layout_without_weights(model, dtype, tp, device)
-    if tp > 1:
-        _check_dcp(name, model, parallel, dtype, device)
+    name, layout = layout_of_rank(model, dtype, tp, dcp, device)
     found = inspection_of(name, layout, parallel, size or default_memory("cpu"), block_tokens)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))
@@ -66,19 +63,3 @@ def inspect(
     found.show(Console())
     if memory is None:
         typer.echo("  that memory is the default on this machine; --memory takes another")
-
-
-def _check_dcp(name: str, model: str | None, parallel: ParallelLayout, dtype: str, device: str) -> None:
-    """Refuse a decode-context-parallel size for which no key/value head is duplicated often enough."""
-    if parallel.dcp == 1:
-        return
-    from headway.runtime.loading import layout_without_weights
-
-    _, whole = layout_without_weights(model, dtype, 1, device)
-    heads = [x.tokens.fields[0].shape[0] for x in whole.layers if x.tokens is not None and x.tokens.group == "full"]
-    if heads and parallel.dcp > max(1, parallel.tp // max(heads)):
-        raise ConfigError(
-            f"dcp={parallel.dcp}: {name} has {max(heads)} key/value heads in full attention, so tp={parallel.tp} ranks "
-            f"hold {max(1, parallel.tp // max(heads))} copies of each, and only copies can be split by tokens: lower "
-            f"dcp to that"
-        )

@@ -11,9 +11,10 @@ prompt behind a long history differ in their masks alone, and these are made fro
 of its entries: what a query sees is cut globally and then mapped. (Cutting the local length by the number of later
 queries is wrong wherever those tokens live on another rank.)
 
-Weights are replicated over the ranks, so every rank has all queries and no queries are gathered. Each rank merges an
-equal share of the heads, and the merged heads are gathered: every rank goes on with the very same bits, because each
-head is merged by one rank only. Two ways to a rank's share:
+Where weights are replicated, every rank has all queries and no queries are gathered. Each rank merges an equal share of
+the heads, and the merged heads are gathered: every rank goes on with the very same bits, because each head is merged by
+one rank only. Where tensor parallelism has split a layer's heads over the ranks, queries are gathered first, and a
+rank's share is just its own heads: nothing is gathered afterwards. Two ways to a rank's share:
 
 - `ag_rs`: all-gather the log-sum-exps of all heads, weigh the own part, and reduce-scatter the sum over heads;
 - `a2a`: all-to-all the parts of each share with their log-sum-exps in one more column, and sum locally.
@@ -47,7 +48,7 @@ __all__ = ["FORMS", "Communicator", "HeadMerge", "Partial", "merge", "partial_at
 
 
 class Communicator(Protocol):
-    """One rank's access to the ranks that split the tokens. All of them make the same calls in the same order.
+    """One rank's access to a group of ranks. All of them make the same calls in the same order.
 
     Attributes:
         rank: This rank, 0 to size - 1.
@@ -67,6 +68,10 @@ class Communicator(Protocol):
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
         """Send row r to rank r: [size, ...] to [size, ...], row r from rank r."""
+        ...
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks: [...] to [...], the same bits on every rank. `part` may be overwritten."""
         ...
 
 
@@ -155,17 +160,24 @@ class HeadMerge:
         self.ranks = ranks
         self.form = form
 
-    def __call__(self, part: Partial, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    def gather_heads(self, own: torch.Tensor) -> torch.Tensor:
+        """Put the heads of all ranks side by side, in the order of ranks: [rows, heads, ...] to [rows, all, ...]."""
+        return self.ranks.all_gather(own).movedim(0, 1).flatten(1, 2)
+
+    def __call__(self, part: Partial, sinks: torch.Tensor | None = None, own: bool = False) -> torch.Tensor:
         """Merge this rank's part with those of the others, which call this for the same queries.
 
         Args:
             part: `out` [rows, heads, queries, value width], of all heads.
             sinks: As for `merge`, of all heads.
+            own: Return this rank's heads alone: an equal share, in the order of `gather_heads`.
 
         Returns:
-            float32 [rows, heads, queries, value width], of all heads and the same bits on every rank.
+            float32 [rows, heads, queries, value width], of all heads and the same bits on every rank; or of its own.
         """
         share = self._gather_sums(part, sinks) if self.form == "ag_rs" else self._exchange_parts(part, sinks)
+        if own:
+            return share
         rows, heads, queries, width = part.out.shape
         return self.ranks.all_gather(share).movedim(0, 1).reshape(rows, -1, queries, width)[:, :heads]
 

@@ -72,7 +72,7 @@ def join_group(meeting: Rendezvous, rank: int, size: int, device: torch.device, 
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)  # a Ray actor sees its own GPU only, as number 0
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-    return TorchCommunicator(rank, size)
+    return TorchCommunicator(rank, size, timeout)
 
 
 def leave_group() -> None:
@@ -82,41 +82,65 @@ def leave_group() -> None:
 
 
 class TorchCommunicator:
-    """The ranks of the process's default group (see `headway.runtime.context_parallel.Communicator`).
+    """A group of ranks of torch.distributed (see `headway.runtime.context_parallel.Communicator`).
 
     Every method raises `CollectiveError` if the collective fails.
 
     Attributes:
         begun: Collectives that this process has begun, in all of its groups. A backend that does not block pairs
             collectives by their order alone, so ranks that differ here would take each other's numbers.
+
+    Args:
+        rank: This rank in the group.
+        size: Ranks of the group.
+        timeout: Seconds after which a collective that others do not join fails, in groups that are parted from this.
+        group: The group; None for the process's default group.
     """
 
     begun: ClassVar[int] = 0
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, timeout: float, group: Any = None) -> None:
         self.rank = rank
         self.size = size
+        self._timeout = timeout
+        self._group = group
+
+    def parted(self, size: int) -> TorchCommunicator:
+        """Part the default group into groups of `size` consecutive ranks and return this rank's; all ranks call it."""
+        if size == self.size:
+            return self
+        patience = timedelta(seconds=self._timeout)
+        starts = range(0, self.size, size)
+        groups = [dist.new_group(list(range(start, start + size)), timeout=patience) for start in starts]
+        return TorchCommunicator(self.rank % size, size, self._timeout, groups[self.rank // size])
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Give every rank every part: [...] to [size, ...]."""
         gathered, part = part.new_empty((self.size, *part.shape)), part.contiguous()
         with _counted():
-            dist.all_gather(list(gathered), part)
+            dist.all_gather(list(gathered), part, group=self._group)
         return gathered
 
     def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
         """Sum over ranks of the row that has this rank's number: [size, ...] to [...]."""
         summed, parts = torch.empty_like(parts[0]), parts.contiguous()
         with _counted():
-            dist.reduce_scatter(summed, list(parts))
+            dist.reduce_scatter(summed, list(parts), group=self._group)
         return summed
 
     def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
         """Send row r to rank r: [size, ...] to [size, ...]."""
         received, parts = torch.empty_like(parts), parts.contiguous()
         with _counted():
-            dist.all_to_all_single(received, parts)
+            dist.all_to_all_single(received, parts, group=self._group)
         return received
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks: [...] to [...]."""
+        summed = part.contiguous()
+        with _counted():
+            dist.all_reduce(summed, group=self._group)
+        return summed
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
 
     Args:
         model: The model, on any device. It is put into evaluation mode; nothing else changes.
-        tp: Tensor-parallel size that the sizes are for: what one rank would store.
+        tp: Tensor-parallel size that the sizes are for: of an engine that divides all heads and states by it.
 
     Raises:
         ModelError: The model keeps something that this runtime cannot hold, or the dry run fails; with the reason.
@@ -134,7 +134,7 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
         raise ModelError(
             f"{name} left transformers' cache empty in a dry run: it keeps its state where no cache can reach it"
         )
-    active = _active_parameters(model)
+    active, held = _active_parameters(model), sum(p.numel() for p in model.parameters())
     full = [i for i, layer in enumerate(layers) if _attends_in_full(layer, layers)]
     return ModelLayout(
         model=name,
@@ -143,11 +143,12 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
         dtype=model.dtype,
         vocab_size=run.vocab_size,
         max_tokens=getattr(_text_config(model), "max_position_embeddings", None),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=held,
         active_parameters=active,
         cost=ComputeCost(2.0 * active, sum(2.0 * calls[i].heads * calls[i].width for i in full)),
         uniform_starts=run.cache.asked_length,
         tp=tp,
+        rank_parameters=held,
     )
 
 
@@ -205,7 +206,7 @@ def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuil
             raise ModelError(f"{name}: layer {index} attends to keys that no layer of the cache returned")
     if isinstance(layer, LinearAttentionLayer) and (fields := _state_fields(layer)):
         state = builder.state(fields)
-    return LayerLayout(index, kind, tokens, state, shares)
+    return LayerLayout(index, kind, tokens, state, shares, 0 if call is None else call.heads)
 
 
 def _state_fields(layer: LinearAttentionLayer) -> list[tuple[str, tuple[int, ...], torch.dtype]]:

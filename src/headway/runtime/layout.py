@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 
@@ -24,10 +25,21 @@ from headway.cache import (
     Recurrent,
     SlidingWindow,
 )
-from headway.errors import ConfigError
+from headway.errors import ConfigError, ModelError
 
-__all__ = ["STATE_ALIGNMENT", "Entries", "Field", "LayerLayout", "LayoutBuilder", "ModelLayout", "layout_of_ranks"]
+__all__ = [
+    "STATE_ALIGNMENT",
+    "Entries",
+    "Field",
+    "LayerLayout",
+    "LayoutBuilder",
+    "ModelLayout",
+    "Share",
+    "layout_of_ranks",
+]
 
+FULL = "full"
+"""Name of the group of full attention."""
 STATE_ALIGNMENT = 16
 """Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
 
@@ -84,6 +96,17 @@ class Entries:
         return sum(field.bytes for field in self.fields)
 
 
+class Share(Enum):
+    """What of a layer's attention is a rank's."""
+
+    WHOLE = "whole"
+    """All heads, of queries as of keys and values."""
+    SPLIT = "split"
+    """Some of the heads, with their keys and values."""
+    QUERIES = "queries"
+    """Some of the query heads, and all of what they attend to: one latent, or one head."""
+
+
 @dataclass(frozen=True)
 class LayerLayout:
     """What one layer keeps.
@@ -94,6 +117,8 @@ class LayerLayout:
         tokens: Entries of each token, or None.
         state: Recurrent and convolution states, or None. A hybrid layer has both.
         shares: The layer whose keys and values this one attends to, for a layer that keeps none of its own; else None.
+        heads: Query heads that a rank computes; 0 for a layer without attention.
+        share: What of the layer's attention that is.
     """
 
     index: int
@@ -101,6 +126,13 @@ class LayerLayout:
     tokens: Entries | None = None
     state: Entries | None = None
     shares: int | None = None
+    heads: int = 0
+    share: Share = Share.WHOLE
+
+    @property
+    def in_full(self) -> bool:
+        """Whether the layer keeps entries of full attention."""
+        return self.tokens is not None and self.tokens.group == FULL
 
 
 @dataclass(frozen=True)
@@ -120,6 +152,9 @@ class ModelLayout:
         uniform_starts: True for a model that asks its cache for one length for all rows of a batch: rows run together
             only if they start at the same position.
         tp: Tensor-parallel size that the groups' bytes are for.
+        rank_parameters: Parameters that one rank holds; fewer than all of them where ranks share them.
+        gathered: Ranks that split the tokens of full attention. Each holds its tokens' entries of all their heads, so
+            where heads are split, an entry has the heads of as many ranks.
     """
 
     model: str
@@ -133,6 +168,8 @@ class ModelLayout:
     cost: ComputeCost
     uniform_starts: bool = False
     tp: int = 1
+    rank_parameters: int = 0
+    gathered: int = 1
 
     @property
     def has_state(self) -> bool:
@@ -147,6 +184,36 @@ class ModelLayout:
         """Return the layer whose keys and values layer `index` attends to: itself, or the one it shares with."""
         layer = self.layers[index]
         return layer if layer.shares is None else self.layers[layer.shares]
+
+    def over(self, dcp: int) -> ModelLayout:
+        """The same model where the tokens of full attention are split over `dcp` ranks.
+
+        Raises:
+            ModelError: Ranks compute with a share of the heads each, and keep what only all heads together can use.
+        """
+        if dcp > 1 and any(x.share is Share.QUERIES and self.source(x.index).in_full for x in self.layers):
+            raise ModelError(
+                f"{self.model}: its heads share one latent, and a rank of {self.tp} computes some of the heads, so the "
+                f"latent cannot be split by tokens over {dcp} ranks: leave out --dcp, or --tp"
+            )
+        if not any(layer.share is Share.SPLIT for layer in self.layers):
+            return self
+        builder = LayoutBuilder()
+        layers = tuple(self._layer_over(layer, dcp, builder) for layer in self.layers)
+        return replace(self, layers=layers, groups=builder.groups(), gathered=dcp)
+
+    def _layer_over(self, layer: LayerLayout, dcp: int, builder: LayoutBuilder) -> LayerLayout:
+        tokens, state = layer.tokens, layer.state
+        if tokens is not None:
+            spec = self.group(tokens.group)
+            size = getattr(spec, "window", 0) or getattr(spec, "chunk", 0)
+            fields = [(f.name, f.shape, f.dtype) for f in tokens.fields]
+            if layer.share is Share.SPLIT and layer.in_full:
+                fields = [(n, (s[0] * dcp // self.gathered, *s[1:]), d) for n, s, d in fields]
+            tokens = builder.tokens(tokens.group.partition("-")[0], size, fields)
+        if state is not None:
+            state = builder.state([(f.name, f.shape, f.dtype) for f in state.fields])
+        return replace(layer, tokens=tokens, state=state)
 
 
 class LayoutBuilder:
@@ -176,7 +243,7 @@ class LayoutBuilder:
         Raises:
             ConfigError: Heads that tensor parallelism can neither split nor repeat evenly.
         """
-        group = need if need == "full" else f"{need}-{size}"
+        group = need if need == FULL else f"{need}-{size}"
         self._needs[group] = (need, size)
         shapes = [(name, (self._heads(shape[0]), *shape[1:]), dtype) for name, shape, dtype in fields]
         return self._add(group, shapes, alignment=1)
@@ -224,7 +291,7 @@ class LayoutBuilder:
     def _spec(self, name: str) -> LayerSpec:
         need, size = self._needs[name]
         total = self._sizes[name]
-        if need == "full":
+        if need == FULL:
             return FullAttention(name, total)
         if need == "window":
             return SlidingWindow(name, total, window=size)

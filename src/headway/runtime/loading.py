@@ -27,15 +27,19 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ConfigError, ModelError
+from headway.runtime.cuts import Rehearsal
+from headway.runtime.distributed import TorchCommunicator
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import ModelLayout
 from headway.runtime.sources import BUILTIN, resolve_source
+from headway.runtime.tensor_parallel import layout_of_share, rules_of_reading, split_model
 
 __all__ = [
     "BUILTIN",
     "DTYPES",
     "LoadedModel",
     "end_tokens",
+    "layout_of_rank",
     "layout_without_weights",
     "load_model",
     "load_tokenizer",
@@ -70,17 +74,21 @@ class LoadedModel:
     folder: Path | None = None
 
 
-def load_model(source: str | None = None, device: str = "cpu", dtype: str = "auto") -> LoadedModel:
+def load_model(
+    source: str | None = None, device: str = "cpu", dtype: str = "auto", ranks: TorchCommunicator | None = None
+) -> LoadedModel:
     """Load a model with its tokenizer and read its layout.
 
     Args:
         source: A directory in Hugging Face form, a hub id, or None or `builtin` for the model that comes with Headway.
         device: `cpu`, `cuda`, `cuda:1`, ...
         dtype: `auto`, `fp32` or `bf16`.
+        ranks: The ranks that share the weights, all of the process group; they load at the same time. None for a rank
+            that has all of the weights. The layout is that of tensor parallelism alone (see `ModelLayout.over`).
 
     Raises:
         ModelError: There is no such model, it cannot be loaded, or it cannot be served.
-        ConfigError: An unknown device or dtype.
+        ConfigError: An unknown device or dtype, or more ranks than the model can be shared among.
     """
     target = resolve_device(device)
     weights = resolve_dtype(dtype, target)
@@ -90,7 +98,11 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
     _require_decoder(name, config)
     if not sys.stderr.isatty():  # in a file or a pipe the bar is a heap of lines
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
+    whole: ModelLayout | None = None
+    if ranks is None:
+        model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
+    else:
+        model, whole = _load_share(name, path, config, weights, ranks)
     tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
     try:
         model = model.to(target).eval()
@@ -100,7 +112,24 @@ def load_model(source: str | None = None, device: str = "cpu", dtype: str = "aut
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
     folder = Path(path) if Path(path).is_dir() else None
-    return LoadedModel(name, model, tokenizer, inspect_model(model), folder)
+    layout = inspect_model(model) if ranks is None or whole is None else layout_of_share(whole, model, ranks.size)
+    return LoadedModel(name, model, tokenizer, layout, folder)
+
+
+def _load_share(
+    name: str, path: str, config: Any, dtype: torch.dtype, ranks: TorchCommunicator
+) -> tuple[PreTrainedModel, ModelLayout]:
+    """Load this rank's share of a model, once it is known to be one that can be shared; with the whole one's layout."""
+    from headway.runtime.sharded_loading import read_share  # what it imports takes a second, and is for ranks only
+
+    with _shapes_alone(name, path, dtype) as shapes:
+        whole, rules = inspect_model(shapes), rules_of_reading(shapes)
+        split_model(shapes, Rehearsal(ranks.size))
+        kind = type(shapes)
+    with _quiet():
+        model, shares = _load(name, "weights", lambda: read_share(kind, path, config, dtype, ranks.size, rules))
+    split_model(model, ranks, shares)
+    return model, whole
 
 
 def layout_without_weights(
@@ -111,7 +140,8 @@ def layout_without_weights(
     Args:
         source: As for `load_model`.
         dtype: As for `load_model`; `auto` as it would be on `device`.
-        tp: Tensor-parallel size that the sizes are for.
+        tp: Tensor-parallel size that the sizes are for: of an engine that divides all heads and states by it. What
+            ranks of Headway store says `layout_of_rank`.
         device: The device that the model would run on; it is not used.
 
     Returns:
@@ -124,13 +154,44 @@ def layout_without_weights(
     name, path = resolve_source(source)
     weights = resolve_dtype(dtype, read_device(device))
     _require_reachable(path)
+    with _shapes_alone(name, path, weights) as model:
+        return name, inspect_model(model, tp)
+
+
+def layout_of_rank(
+    source: str | None, dtype: str = "auto", tp: int = 1, dcp: int = 1, device: str = "cpu"
+) -> tuple[str, ModelLayout]:
+    """What one of the ranks that serve a model stores, off its config alone, without any other rank.
+
+    Args:
+        source: As for `load_model`.
+        dtype: As for `layout_without_weights`.
+        tp: Ranks that share the weights; 1 where every rank has all of them.
+        dcp: Ranks that split the tokens of full attention.
+        device: As for `layout_without_weights`.
+
+    Raises:
+        ModelError: There is no such model, or it cannot be served on such ranks.
+        ConfigError: An unknown dtype, or a `tp` that does not divide what it splits.
+    """
+    name, whole = layout_without_weights(source, dtype, device=device)
+    if tp == 1:
+        return name, whole
+    path = resolve_source(source)[1]
+    with _shapes_alone(name, path, resolve_dtype(dtype, read_device(device))) as model:
+        split_model(model, Rehearsal(tp))
+        return name, layout_of_share(whole, model, tp).over(dcp)
+
+
+@contextmanager
+def _shapes_alone(name: str, path: str, dtype: torch.dtype) -> Iterator[PreTrainedModel]:
+    """A model whose tensors have shapes and no numbers, for as long as no others are made."""
     config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
     _require_decoder(name, config)
     config._experts_implementation = "batched_mm"  # the default one looks at numbers, of which there are none
     build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"), _quiet():
-        model = _load(name, "config", lambda: build(config, dtype=weights))
-        return name, inspect_model(model, tp)
+        yield _load(name, "config", lambda: build(config, dtype=dtype))
 
 
 def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.cache import CacheGeometry, GroupGeometry, ParallelLayout, Recurrent, TableKind
+from headway.runtime.arena import row_bytes
 from headway.runtime.layout import LayerLayout, ModelLayout
 from headway.runtime.memory import Capacity, blocks_that_fit, capacity
 from headway.sizes import format_bytes
@@ -49,10 +50,12 @@ class Inspection:
     @property
     def tokens_on_one_rank(self) -> int:
         """Tokens of full attention that the same memory holds where nothing is split by tokens."""
-        spans = [(table.block_tokens, table.span) for table in self.geometry.prefix_tables]
-        if not spans:
+        if not self.geometry.prefix_tables:
             return 0
-        return self.capacity.blocks // len(spans) * min(tokens for tokens, _ in spans)
+        alone = {spec.name: spec for spec in self.layout.over(1).groups}
+        groups = [alone.get(group.spec.name, group.spec) for group in self.geometry.groups]
+        geometry = CacheGeometry(groups, block_tokens=self.geometry.tables[0].block_tokens)
+        return capacity(self.capacity.bytes // row_bytes(geometry), geometry).tokens
 
     @property
     def _share(self) -> str:
@@ -69,6 +72,7 @@ class Inspection:
             "dtype": str(layout.dtype).removeprefix("torch."),
             "parameters": layout.parameters,
             "active_parameters": layout.active_parameters,
+            "parameters_on_a_rank": layout.rank_parameters,
             "max_tokens": layout.max_tokens,
             "flops": {"linear": layout.cost.linear, "quadratic": layout.cost.quadratic},
             "parallel": {"tp": layout.tp} | {n: getattr(parallel, n) for n in ("dcp", "pcp", "interleave")},
@@ -96,14 +100,17 @@ class Inspection:
         console.print(
             f"  parameters: {self.layout.parameters:,}, of which {self.layout.active_parameters:,} work on a token"
         )
+        if self.layout.tp > 1:
+            console.print(f"  a rank holds {self.layout.rank_parameters:,} of the parameters")
         console.print(f"  block: {format_bytes(self.geometry.block_bytes)} on every rank")
         console.print(f"  memory: {format_bytes(held.bytes)} = {held.blocks:,} blocks on every rank")
         if held.tokens:
             console.print(f"  room for {held.tokens:,} tokens of full attention, if it held nothing else")
             if self.geometry.layout.shards > 1:
                 times = held.tokens / max(1, self.tokens_on_one_rank)
+                alone = "on one rank" if self.layout.tp == 1 else "without --dcp"
                 console.print(
-                    f"  that is {times:.2f} times as many as on one rank with the same memory "
+                    f"  that is {times:.2f} times as many as {alone} with the same memory "
                     f"({self.tokens_on_one_rank:,}); the ranks store {self._share} in turn"
                 )
         if held.checkpoints is not None:

@@ -120,6 +120,11 @@ class TokenPlan:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
     @property
+    def sharded(self) -> bool:
+        """Whether the table's tokens are split over ranks."""
+        return self._table.shards > 1
+
+    @property
     def columns(self) -> int:
         """Columns of the keys that a layer attends to."""
         return self._keys.shape[1]

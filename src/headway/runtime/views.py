@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearA
 from headway.runtime.arena import Arena
 from headway.runtime.attention import Scores, masked_attention
 from headway.runtime.context_parallel import HeadMerge, Partial, partial_attention
-from headway.runtime.layout import LayerLayout
+from headway.runtime.layout import LayerLayout, Share
 from headway.runtime.plan import ForwardPlan, TokenPlan
 
 __all__ = ["HybridLayer", "PagedCache", "PagedLayer", "StateLayer"]
@@ -29,12 +29,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         views: The layer's fields in the arena, [blocks, block_tokens, heads, width] each.
         plan: What this forward reads and writes.
         length: Tokens before the forward's own, in its longest row.
+        merge: The ranks that have the layer's other heads, where its tokens are split over the same ranks: each stores
+            its tokens' entries of all their heads. None where it stores its own heads alone.
     """
 
     is_sliding = False
 
-    def __init__(self, views: tuple[torch.Tensor, ...], plan: TokenPlan, length: int) -> None:
+    def __init__(
+        self, views: tuple[torch.Tensor, ...], plan: TokenPlan, length: int, merge: HeadMerge | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._merge = merge
         self._views = views
         self._plan = plan
         self._length = length
@@ -50,14 +55,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             value_states: [rows, heads, tokens, value width].
 
         Returns:
-            Keys and values, [rows, heads, plan.columns, width] each.
+            Keys and values, [rows, heads, plan.columns, width] each: of this rank's heads where they are just the new
+            tokens', else of all heads that are stored.
         """
         keys = self._exchange(self._views[0], key_states)
         return keys, self._exchange(self._views[1], value_states)
 
     def _exchange(self, view: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         plan = self._plan
-        rows = new.transpose(1, 2)
+        rows = (new if self._merge is None else self._merge.gather_heads(new)).transpose(1, 2)
         entries = rows.reshape(-1, *rows.shape[2:])
         view[plan.write] = entries if plan.kept is None else entries[plan.kept]
         if plan.past_columns == 0:
@@ -135,8 +141,9 @@ class HybridLayer(StateLayer, PagedLayer):  # type: ignore[no-untyped-call, over
         views: tuple[torch.Tensor, ...],
         plan: TokenPlan,
         length: int,
+        merge: HeadMerge | None = None,
     ) -> None:
-        PagedLayer.__init__(self, views, plan, length)
+        PagedLayer.__init__(self, views, plan, length, merge)
         StateLayer.__init__(self, states, fresh, number)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
@@ -177,14 +184,19 @@ class PagedCache(Cache):
         if layer.state is None:
             if layer.tokens is None:
                 return DummyLayer()  # type: ignore[no-untyped-call]
-            return PagedLayer(self._arena.entries(layer.index), self._token_plan(layer), length)
+            return PagedLayer(self._arena.entries(layer.index), self._token_plan(layer), length, self._gathers(layer))
         assert self._states is not None
         states = dict(self._arena.state_fields(self._states, layer.index))
         number = 1 + max(int(name.partition(":")[2]) for name in states)
         if layer.tokens is None:
             return StateLayer(states, self._plan.fresh, number)
         views = self._arena.entries(layer.index)
-        return HybridLayer(states, self._plan.fresh, number, views, self._token_plan(layer), length)
+        plan, merge = self._token_plan(layer), self._gathers(layer)
+        return HybridLayer(states, self._plan.fresh, number, views, plan, length, merge)
+
+    def _gathers(self, layer: LayerLayout) -> HeadMerge | None:
+        """The ranks whose heads an entry of this layer has, or None where it has this rank's alone."""
+        return self._merge if layer.share is Share.SPLIT and self._token_plan(layer).sharded else None
 
     def _token_plan(self, layer: LayerLayout) -> TokenPlan:
         assert layer.tokens is not None
@@ -223,11 +235,12 @@ class PagedCache(Cache):
         index = layer if self._updated is None else self._updated
         self._updated = None
         assert index is not None, "the dry run found which layer attends"
-        plan = self._token_plan(self._arena.layout.source(index))
+        source = self._arena.layout.source(index)
+        plan = self._token_plan(source)
         queries = query.shape[2]
         skipped = self._plan.count - queries
         if plan.merged:
-            return self._attend_merged(plan, query, key, value, scores)
+            return self._attend_merged(plan, query, key, value, scores, self._gathers(source) is not None)
         if plan.is_plain_causal and skipped == 0:
             return masked_attention(query, key, value, scores, causal=True)
         parts = [
@@ -237,14 +250,21 @@ class PagedCache(Cache):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def _attend_merged(
-        self, plan: TokenPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+        self, plan: TokenPlan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores, split: bool
     ) -> torch.Tensor:
-        """Attend to this rank's entries, in as many stretches as its memory asks for; merge once with the others."""
+        """Attend to this rank's entries, in as many stretches as its memory asks for; merge once with the others.
+
+        Where heads are `split`, that is with the queries of all ranks' heads, and what comes back is for its own.
+        """
         assert self._merge is not None, "the runner refused split tokens without ranks"
+        sinks = scores.sinks
+        if split:
+            query = self._merge.gather_heads(query)
+            sinks = None if sinks is None else self._merge.gather_heads(sinks[None])[0]
         queries = query.shape[2]
         skipped = self._plan.count - queries
         parts = [
             partial_attention(query[:, :, start:stop], key, value, scores, plan.mask(start + skipped, stop + skipped))
             for start, stop in plan.stretches(queries, query.shape[1])
         ]
-        return self._merge(Partial.join(parts), scores.sinks).to(query.dtype)
+        return self._merge(Partial.join(parts), sinks, own=split).to(query.dtype)

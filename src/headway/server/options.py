@@ -149,8 +149,8 @@ class RankFlags:
         int,
         _option(
             _RANKS,
-            "Decode-context-parallel size: ranks over which the tokens of full attention are split. Each holds the "
-            "whole model; with the same memory a rank, the cache holds about that many times the tokens.",
+            "Decode-context-parallel size: ranks over which the tokens of full attention are split. Without --tp each "
+            "holds the whole model; with the same memory a rank, the cache holds about that many times the tokens.",
         ),
     ] = ParallelConfig.dcp
     interleave: Annotated[
@@ -161,7 +161,12 @@ class RankFlags:
         _option(_RANKS, "How ranks merge their attention: ag_rs (all-gather, reduce-scatter) or a2a (all-to-all)."),
     ] = ParallelConfig.communication
     tp: Annotated[
-        int, _option(_RANKS, "Tensor-parallel size. Only 1 is served yet; `headway inspect` shows others.")
+        int,
+        _option(
+            _RANKS,
+            "Tensor-parallel size: ranks that share the weights by the plan that transformers has for the model, and "
+            "recurrent states by heads. --dcp divides it.",
+        ),
     ] = ParallelConfig.tp
     pcp: Annotated[int, _option(_RANKS, "Prefill-context-parallel size. Only 1 is served yet.")] = ParallelConfig.pcp
     executor: Annotated[

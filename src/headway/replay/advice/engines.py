@@ -36,7 +36,7 @@ WATCH = {
 }
 """By engine: its metrics, and what they say."""
 
-UNSERVED = "not served by this release: tensor parallelism above 1, or fp8 entries (the figures are the cache's own)"
+UNSERVED = "not served by this release: fp8 entries (the figures are the cache's own)"
 """What stands in place of a command that `headway serve` would refuse."""
 
 _SGLANG_SLOTS = 5
@@ -86,9 +86,10 @@ def beside_running(memory: int, running: int, state_bytes: int) -> int:
 
 
 def _headway(setup: Setup) -> str:
-    if setup.values["tp"] > 1 or setup.values["kv_dtype"].startswith("fp8"):
+    if setup.values["kv_dtype"].startswith("fp8"):
         return UNSERVED
     parts = [f"headway serve {setup.model}"]
+    parts += [f"--{name} {setup.values[name]}" for name in ("tp", "dcp") if setup.values[name] > 1]
     parts += [f"--memory {setup.memory}"] if setup.memory is not None else []
     placement = tuple(setup.values.get("placement", DEFAULT_PLACEMENT))
     parts += [f"--placement {','.join(placement)}"] if placement != DEFAULT_PLACEMENT else []
