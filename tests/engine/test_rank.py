@@ -39,7 +39,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(source: Path, drafts: DraftSource = NOBODY) -> Load:
-    return Load(str(source), "fp32", 1, Rendezvous(), "ag_rs", 60.0, drafts)
+    return Load(
+        source=str(source),
+        dtype="fp32",
+        ranks=1,
+        tp=1,
+        dcp=1,
+        meeting=Rendezvous(),
+        communication="ag_rs",
+        timeout=60.0,
+        drafts=drafts,
+    )
 
 
 def answer(rank: Rank, message: object) -> Answer:
