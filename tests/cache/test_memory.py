@@ -105,11 +105,12 @@ def test_value_keeps_what_many_share_and_lru_what_came_last(policy: str, kept: i
 
 
 def test_what_is_not_used_any_more_ages() -> None:
-    """Three hits do not keep a path for ever: after 200 prompts that nobody repeats it has made room."""
+    """Three hits do not keep a path for ever: after 200 others that came twice each it has made room."""
     engine = Engine.of(ATTENTION, blocks=40)
     for _ in range(4):
         engine.run(tokens((1, 60)))
     for i in range(200):
+        engine.run(tokens((50 + i, 75)))
         engine.run(tokens((50 + i, 75)))
     assert engine.hit(tokens((1, 60))) == 0
 

@@ -84,8 +84,9 @@ def test_processes_give_the_same() -> None:
         run_points(work, points(), lambda point, run: None, jobs=-1)
 
 
-def test_a_ray_cluster_gives_the_same() -> None:
+def test_a_ray_cluster_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # not the cluster of another test, which ends with that
     work = Workload.of(TRACE)
     assert ran(work, points(), ray=True) == ran(work, points(), jobs=1)
 

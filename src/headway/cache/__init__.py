@@ -5,7 +5,7 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 
 from headway.cache.config import CacheConfig
 from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
-from headway.cache.eviction import Candidate, EvictionPolicy, Lru, Value
+from headway.cache.eviction import Candidate, EvictionPolicy, GreedyDual, Lru, Value
 from headway.cache.explain import Explanation, Loss, Reason, Waterfall
 from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
 from headway.cache.hit import Hit
@@ -45,6 +45,7 @@ __all__ = [
     "EvictionPolicy",
     "Explanation",
     "FullAttention",
+    "GreedyDual",
     "GroupGeometry",
     "Hit",
     "LayerSpec",

@@ -38,7 +38,9 @@ class Checkpoint:
         kind: Kind of placement that took it ("prompt_end", "junction", ...).
         sections: One a tail table, in the order of `CacheGeometry.tail_tables`.
         node: The edge that it lies in.
+        born: Tick of its birth.
         hits: Leases that resumed from it.
+        missed: Leases that would have, had one not been evicted here earlier.
         used: Tick of the last use (or of its birth).
         age: Eviction policy's clock at the last use.
         entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
@@ -48,9 +50,11 @@ class Checkpoint:
 
     __slots__ = (
         "age",
+        "born",
         "entry",
         "hits",
         "kind",
+        "missed",
         "node",
         "pinned_blocks",
         "pinned_until",
@@ -65,12 +69,19 @@ class Checkpoint:
         self.kind = kind
         self.sections = sections
         self.node = node
+        self.born = 0
         self.hits = 0
+        self.missed = 0
         self.used = 0
         self.age = 0.0
         self.entry = -1
         self.pinned_until = 0.0
         self.pinned_blocks = 0
+
+    @property
+    def uses(self) -> int:
+        """How often it was wanted."""
+        return self.hits + self.missed
 
     @property
     def blocks(self) -> int:

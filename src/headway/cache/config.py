@@ -29,7 +29,7 @@ class CacheConfig:
         checkpoint_alignment: States can be exported at multiples of this only. A donated state (end of an answer,
             preemption) is the running one and may lie anywhere.
         placement: Kinds of position that get a checkpoint, see `headway.cache.placement`.
-        eviction: "value", "lru", or a policy object.
+        eviction: "value", "lru", "greedy-dual", or a policy object.
         cost: What computing tokens costs; ranks what to keep.
         exports_inside: The model can export states inside a chunk, so prefill need not stop at checkpoints.
         max_leases: Running requests for which room is made at once; grows when needed.

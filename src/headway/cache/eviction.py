@@ -3,31 +3,43 @@
 An eviction policy is one small class: it gives every candidate a priority, and the lowest goes. The queue below keeps
 candidates in a heap with lazy corrections, so an eviction costs O(log n) however much is resident.
 
-The default is economic (greedy dual, Cao and Irani 1997, with frequency): priority = clock at last use + expected
-reuse x compute saved / blocks. The clock is the priority of the last victim, so what is not used ages. The compute
-saved is counted from the next shallower resume point, with the quadratic term of attention, so deep and lonely
-checkpoints weigh more. Expected reuse is past uses plus one; that one is weighed by how many uses checkpoints of its
-kind had so far, in comparison with the ends of prompts, and counts two at most (`PayRates`).
+The default keeps what saves most for its memory: priority = expected uses a tick x compute saved by one / blocks. The
+expectation starts from how often and how soon checkpoints of its kind were wanted so far, and becomes its own the
+longer it lives (`headway.cache.reuse`). The compute saved is counted from the next shallower resume point, with the
+quadratic term of attention, so deep and lonely checkpoints weigh more.
 
-Rejected, measured on the two Mooncake traces (Kimi-K3, 20 and 50 GB a rank): past uses plus the plain pay rate, which
-made whoever was used once outlive everything new (18.5% of tokens reused where LRU reuses 21.3%); compute saved from
-the sequence's start instead of the next resume point (1 to 3 points less).
+`greedy-dual` (Cao and Irani 1997, with frequency) is what the default is compared with: priority = clock at last use +
+(past uses + 1) x compute saved / blocks, where the clock is the priority of the last victim.
+
+What was tried and measured is in docs/policy.md.
 """
 
 from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.errors import ConfigError
 
-__all__ = ["Candidate", "EvictionPolicy", "EvictionQueue", "Lru", "Value", "eviction_policy"]
+__all__ = [
+    "EVICTIONS",
+    "Candidate",
+    "EvictionPolicy",
+    "EvictionQueue",
+    "GreedyDual",
+    "Lru",
+    "Value",
+    "eviction_policy",
+]
 
 
 _PRICE_STEP = 0.05
 """Weight of the last victim in the running mean that is the price: about the last twenty count."""
+_ASKED_AGAIN = 2
+"""Candidates whose priority is asked for again at an eviction."""
 
 
 class Candidate(NamedTuple):
@@ -36,8 +48,8 @@ class Candidate(NamedTuple):
     Attributes:
         kind: Kind of placement that took it.
         position: Tokens that it lets a request skip.
-        reuse: Expected number of uses to come: past uses, and one more that is weighed by how its kind pays
-            (`PayRates.weight`).
+        uses: How often it was wanted.
+        rate: Expected uses a tick from now on (`headway.cache.reuse`).
         saved: Compute that one use saves over the next shallower resume point (units of `ComputeCost`).
         blocks: Blocks that its eviction would free (at least 1).
         used: Tick of its last use.
@@ -46,7 +58,8 @@ class Candidate(NamedTuple):
 
     kind: str
     position: int
-    reuse: float
+    uses: int
+    rate: float
     saved: float
     blocks: int
     used: int
@@ -58,7 +71,7 @@ class EvictionPolicy(ABC):
 
     Attributes:
         clock: Stamped on a candidate at each use as its `age`.
-        price: Value density (reuse x saved / blocks) of recent victims: what a block of memory is worth now, 0 while
+        price: Value density (rate x saved / blocks) of recent victims: what a block of memory is worth now, 0 while
             nothing had to go.
     """
 
@@ -67,20 +80,28 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def priority(self, candidate: Candidate) -> float:
-        """Priority of `candidate`; it must not fall while the candidate merely waits."""
+        """Priority of `candidate`. It may change while the candidate waits; the queue asks again now and then."""
 
     def evicted(self, candidate: Candidate) -> None:
         """`candidate` was chosen as a victim."""
-        density = candidate.reuse * candidate.saved / candidate.blocks
+        density = candidate.rate * candidate.saved / candidate.blocks
         self.price += _PRICE_STEP * (density - self.price)
 
 
 class Value(EvictionPolicy):
-    """Expected reuse x compute saved / blocks, with ageing. The default."""
+    """Expected uses a tick x compute saved / blocks. The default."""
+
+    def priority(self, candidate: Candidate) -> float:
+        """What a block of it is expected to save a tick."""
+        return candidate.rate * candidate.saved / candidate.blocks
+
+
+class GreedyDual(EvictionPolicy):
+    """Past uses and one more x compute saved / blocks, with ageing: what is not used falls behind."""
 
     def priority(self, candidate: Candidate) -> float:
         """Greedy-dual priority with frequency."""
-        return candidate.age + candidate.reuse * candidate.saved / candidate.blocks
+        return candidate.age + (candidate.uses + 1) * candidate.saved / candidate.blocks
 
     def evicted(self, candidate: Candidate) -> None:
         """Advance the clock to the victim's priority."""
@@ -96,6 +117,11 @@ class Lru(EvictionPolicy):
         return float(candidate.used)
 
 
+_NAMED: dict[str, type[EvictionPolicy]] = {"value": Value, "lru": Lru, "greedy-dual": GreedyDual}
+EVICTIONS = tuple(_NAMED)
+"""Policies by name, the default first."""
+
+
 def eviction_policy(choice: str | EvictionPolicy) -> EvictionPolicy:
     """The policy of that name, or the object itself.
 
@@ -104,11 +130,10 @@ def eviction_policy(choice: str | EvictionPolicy) -> EvictionPolicy:
     """
     if isinstance(choice, EvictionPolicy):
         return choice
-    if choice == "value":
-        return Value()
-    if choice == "lru":
-        return Lru()
-    raise ConfigError(f"unknown eviction policy {choice!r}: use 'value', 'lru' or an EvictionPolicy object")
+    if choice in _NAMED:
+        return _NAMED[choice]()
+    names = ", ".join(repr(name) for name in EVICTIONS)
+    raise ConfigError(f"unknown eviction policy {choice!r}: use one of {names}, or an EvictionPolicy object")
 
 
 class _Queued(Protocol):
@@ -123,8 +148,10 @@ Item = TypeVar("Item", bound=_Queued)
 class EvictionQueue(Generic[Item]):
     """Candidates by priority: a heap in which outdated entries are skipped or corrected when they come up.
 
-    An entry whose priority has risen since it was pushed is put back; one whose priority has fallen must be pushed
-    again by whoever made it fall.
+    Priorities change while candidates wait. An entry whose priority has risen since it was pushed is put back when it
+    comes up. One whose priority has fallen would not come up, so every eviction first asks again for the two that were
+    asked longest ago: after half as many evictions as there are candidates, all of them stand where they belong.
+    Whoever changes a candidate pushes it again.
     """
 
     def __init__(self, describe: Callable[[Item], Candidate | None], policy: EvictionPolicy) -> None:
@@ -138,6 +165,8 @@ class EvictionQueue(Generic[Item]):
         self._describe = describe
         self._policy = policy
         self._heap: list[tuple[float, int, Item]] = []
+        self._asked: deque[tuple[int, Item]] = deque()
+        """Entries in the order in which they were pushed."""
         self._entries = 0
         self._live = 0
 
@@ -156,9 +185,9 @@ class EvictionQueue(Generic[Item]):
         self._entries += 1
         item.entry = self._entries
         heapq.heappush(self._heap, (self._policy.priority(candidate), item.entry, item))
-        if len(self._heap) > 4 * self._live + 64:
-            self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
-            heapq.heapify(self._heap)
+        self._asked.append((item.entry, item))
+        if len(self._asked) > 4 * self._live + 64:
+            self._drop_outdated()
 
     def discard(self, item: Item) -> None:
         """Take `item` out, if it is in."""
@@ -168,6 +197,7 @@ class EvictionQueue(Generic[Item]):
 
     def pop(self) -> tuple[Item, Candidate] | None:
         """Take out the item of lowest priority, or None if nothing can be evicted."""
+        self._ask_oldest()
         while self._heap:
             stored, entry, item = heapq.heappop(self._heap)
             if item.entry != entry:
@@ -188,4 +218,19 @@ class EvictionQueue(Generic[Item]):
         for _, _, item in self._heap:
             item.entry = -1
         self._heap.clear()
+        self._asked.clear()
         self._live = 0
+
+    def _ask_oldest(self) -> None:
+        """Push the two valid entries again that were pushed longest ago."""
+        left = min(_ASKED_AGAIN, self._live)
+        while left and self._asked:
+            entry, item = self._asked.popleft()
+            if item.entry == entry:
+                self.push(item)
+                left -= 1
+
+    def _drop_outdated(self) -> None:
+        self._asked = deque(entry for entry in self._asked if entry[1].entry == entry[0])
+        self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
+        heapq.heapify(self._heap)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from headway.cache.tree import LostCheckpoint, Match, Node
+from headway.cache.tree import Match, Node
 
 __all__ = ["Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
 
@@ -158,7 +158,8 @@ def _seen(at: Match) -> int:
 
 def _forgotten(at: Match, hit: int, computed: int, *, tail: bool, now: float) -> Iterator[Loss]:
     """Lines for [hit, computed): tokens that were computed once and cannot be reused now."""
-    lost = _deepest_lost(at, hit, computed) if tail else None
+    gone = at.deepest_lost(hit, computed).values() if tail else ()
+    lost = max(gone, key=lambda one: (one.position, one.when), default=None)
     if lost is not None:
         age = f"the {lost.kind} checkpoint at {lost.position} was {lost.cause} {now - lost.when:.1f} s ago"
         yield Loss(Reason.EVICTED, hit, lost.position, age)
@@ -166,16 +167,6 @@ def _forgotten(at: Match, hit: int, computed: int, *, tail: bool, now: float) ->
     if hit < computed:
         detail = "" if tail else _trimmed(at, now)
         yield Loss(Reason.STATE_NEVER_TAKEN if tail else Reason.EVICTED, hit, computed, detail)
-
-
-def _deepest_lost(at: Match, low: int, high: int) -> LostCheckpoint | None:
-    for node in at.node.path():
-        inside = [lost for lost in node.lost if low < lost.position <= high]
-        if inside:
-            return max(reversed(inside), key=lambda lost: lost.position)  # of several at one position, the latest
-        if node.start <= low:
-            return None
-    return None
 
 
 def _trimmed(at: Match, now: float) -> str:

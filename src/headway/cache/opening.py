@@ -67,6 +67,7 @@ class Opener:
         )
         pin = min(prompt.pin, length - max(1, self._geometry.lookahead)) if prompt.pin else 0
         plan = []
+        self._index.reclaim.missed(at, hit.tokens, min(at.position, length - 1))
         if self._index.tail:
             plan = self._placement.plan(
                 length,
@@ -89,7 +90,7 @@ class Opener:
         blocks = sum(
             table.state_blocks or table.blocks_for(table.window or table.chunk) for table in self._geometry.tail_tables
         )
-        worth = self._index.reclaim.pay.weight("boundary") / max(1, blocks)
+        worth = self._index.reclaim.reuse.rate("boundary") / max(1, blocks)
         price = self._index.reclaim.policy.price
         inner = [p for p in self._placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]
         return [p for p in inner if worth * self._cost.between(0, p) >= price]

@@ -11,26 +11,22 @@ come back to, not on a grid:
                  their kind has paid for its memory so far
     interval:N   every N tokens
 
-How well each kind pays (`PayRates`) is learned and used twice: to admit boundaries, and by eviction as what is
-expected of a checkpoint that nobody has used yet.
+How often and how soon requests come back to each kind is learned (`headway.cache.reuse`) and used twice: to admit
+boundaries, and by eviction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headway.errors import ConfigError
 
-__all__ = ["DEFAULT_PLACEMENT", "PayRates", "Place", "Placement", "check_placement"]
+__all__ = ["DEFAULT_PLACEMENT", "Place", "Placement", "check_placement"]
 
 DEFAULT_PLACEMENT = ("prompt_end", "answer_end", "junction", "breakpoint", "boundary")
 """Every kind but the grid, which is not placed where requests come back to."""
 _KINDS = frozenset(DEFAULT_PLACEMENT)
-_CERTAIN = frozenset({"preempt"})
-"""Kinds whose requests are sure to come back."""
-_MOST = 2.0
-"""Largest weight of a kind. A few checkpoints of a kind can have most of its uses; the rest should not live by them."""
 
 
 def _interval(kind: str) -> int | None:
@@ -55,39 +51,6 @@ def check_placement(kinds: Iterable[str]) -> None:
         if not isinstance(kind, str) or (_interval(kind) is None and kind not in _KINDS):
             known = ", ".join(DEFAULT_PLACEMENT)
             raise ConfigError(f"unknown placement {kind!r}; known are {known} and interval:N")
-
-
-@dataclass
-class PayRates:
-    """How many requests resumed from a checkpoint of each kind, on average.
-
-    Old evidence fades: counts are halved when a kind has been seen `memory` times.
-    """
-
-    memory: int = 2000
-    _taken: dict[str, float] = field(default_factory=dict)
-    _resumed: dict[str, float] = field(default_factory=dict)
-
-    def took(self, kind: str) -> None:
-        """A checkpoint of `kind` was taken."""
-        self._taken[kind] = self._taken.get(kind, 0.0) + 1.0
-        if self._taken[kind] > self.memory:
-            self._taken[kind] /= 2
-            self._resumed[kind] = self._resumed.get(kind, 0.0) / 2
-
-    def resumed(self, kind: str) -> None:
-        """A request resumed from a checkpoint of `kind`."""
-        self._resumed[kind] = self._resumed.get(kind, 0.0) + 1.0
-
-    def weight(self, kind: str) -> float:
-        """What a checkpoint of `kind` counts before it was used: 1 if it pays like the end of a prompt, at most 2."""
-        return min(_MOST, self.rate(kind) / self.rate("prompt_end"))
-
-    def rate(self, kind: str) -> float:
-        """Expected uses of a checkpoint of `kind` (by Laplace's rule of succession)."""
-        if kind in _CERTAIN:
-            return 1.0
-        return (self._resumed.get(kind, 0.0) + 1.0) / (self._taken.get(kind, 0.0) + 2.0)
 
 
 @dataclass(frozen=True)

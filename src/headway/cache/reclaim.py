@@ -19,17 +19,14 @@ from headway.cache.config import CacheConfig
 from headway.cache.eviction import Candidate, EvictionQueue, eviction_policy
 from headway.cache.geometry import CacheGeometry
 from headway.cache.lease import LeaseTable
-from headway.cache.placement import PayRates
 from headway.cache.pool import BlockPool
 from headway.cache.residency import Residency
+from headway.cache.reuse import PATH, ReuseRates
 from headway.cache.tree import LostCheckpoint, Match, Node, PrefixTree
 
 __all__ = ["Counters", "Reclaimer"]
 
 Evictable = Checkpoint | Node
-
-_UNUSED_PATH = 0.5
-"""Expected reuse of a path that nobody has come back to (models without checkpoints)."""
 
 _LOST_KEPT = 16
 """Evicted checkpoints that an edge remembers."""
@@ -81,7 +78,7 @@ class Reclaimer:
     Attributes:
         policy: Ranks what could be evicted.
         queue: What can be evicted, by priority.
-        pay: How often each kind of checkpoint paid.
+        reuse: How often and how soon requests come back, by kind.
         counters: What happened so far.
         pinned_blocks: Blocks under pins.
         ticks: Counts uses, for `used`.
@@ -110,7 +107,7 @@ class Reclaimer:
         self._cost = config.cost
         self.policy = eviction_policy(config.eviction)
         self.queue: EvictionQueue[Evictable] = EvictionQueue(self._candidate, self.policy)
-        self.pay = PayRates()
+        self.reuse = ReuseRates()
         self.counters = Counters()
         self.pinned_blocks = 0
         self.ticks = 0
@@ -129,7 +126,9 @@ class Reclaimer:
         """A checkpoint was taken."""
         self.ticks += 1
         checkpoint.used, checkpoint.age = self.ticks, self.policy.clock
-        self.pay.took(checkpoint.kind)
+        checkpoint.born = self.ticks
+        checkpoint.missed = _uses_of_lost(checkpoint)
+        self.reuse.took(checkpoint.kind)
         _count(self.counters.taken, checkpoint.kind)
         self.queue.push(checkpoint)
 
@@ -137,6 +136,8 @@ class Reclaimer:
         """More of `nodes` is resident: they are as fresh as if they had been used."""
         self.ticks += 1
         self._dry = False
+        if nodes:
+            self.reuse.took(PATH)
         for node in nodes:
             node.used, node.age = self.ticks, self.policy.clock
 
@@ -144,6 +145,7 @@ class Reclaimer:
         """A lease resumes at `position` of the path to `at`: from a checkpoint, or from the path itself."""
         self.ticks += 1
         if checkpoint is None:
+            self.reuse.wanted(PATH, self.ticks - at.node.used if at.node.hits == 0 else None)
             for node in at.node.path():
                 if node.start < position:
                     node.hits += 1
@@ -151,11 +153,27 @@ class Reclaimer:
             return
         if checkpoint.hits == 0:
             _count(self.counters.reused, checkpoint.kind)
-        self.pay.resumed(checkpoint.kind)
+        self.reuse.wanted(checkpoint.kind, self.ticks - checkpoint.born if checkpoint.uses == 0 else None)
         _count(self.counters.resumed, checkpoint.kind)
         checkpoint.hits += 1
         checkpoint.used, checkpoint.age = self.ticks, self.policy.clock
         self.queue.push(checkpoint)
+
+    def missed(self, at: Match, low: int, high: int) -> None:
+        """A lease would have resumed further in (low, high] of the path to `at`, but for what was evicted there.
+
+        Of every kind the deepest one counts, as each would have served if it alone had been kept.
+        """
+        for lost in at.deepest_lost(low, high).values():
+            self.reuse.wanted(lost.kind, self.ticks - lost.born if lost.uses == 0 else None)
+            lost.uses += 1
+        if self._tail:
+            return
+        trimmed = [node for node in at.node.path() if max(low, node.resident) < min(node.seen, high)]
+        if trimmed:
+            self.reuse.wanted(PATH, self.ticks - trimmed[0].used if trimmed[0].hits == 0 else None)
+        for node in trimmed:
+            node.hits += 1
 
     # ---- eviction
 
@@ -189,7 +207,9 @@ class Reclaimer:
         keep = max(floor, item.resident - self._span)
         saved = self._cost.between(keep, item.resident)
         blocks = max(1, self._residency.would_free(item, keep))
-        return Candidate("path", item.resident, item.hits + _UNUSED_PATH, saved, blocks, item.used, item.age)
+        idle = self.ticks - item.used
+        rate = self.reuse.rate(PATH, item.hits, idle, idle)
+        return Candidate(PATH, item.resident, item.hits, rate, saved, blocks, item.used, item.age)
 
     def _checkpoint_candidate(self, item: Checkpoint) -> Candidate:
         node = item.node
@@ -199,8 +219,8 @@ class Reclaimer:
         if node.marks[-1] == item.position and _trimmable(node):
             blocks += self._residency.would_free(node, max(start, node.start))
         saved = self._cost.between(start, item.position)
-        reuse = item.hits + self.pay.weight(item.kind)
-        return Candidate(item.kind, item.position, reuse, saved, max(1, blocks), item.used, item.age)
+        rate = self.reuse.rate(item.kind, item.uses, self.ticks - item.born, self.ticks - item.used)
+        return Candidate(item.kind, item.position, item.uses, rate, saved, max(1, blocks), item.used, item.age)
 
     def _evict(self, item: Evictable, candidate: Candidate, wanted: int) -> None:
         self.policy.evicted(candidate)
@@ -214,7 +234,8 @@ class Reclaimer:
         if item.hits == 0:
             _count(self.counters.evicted_unused, item.kind)
         self._residency.remove(item, "evicted")
-        node.lost.append(LostCheckpoint(item.position, item.kind, self._clock(), "evicted"))
+        lost = LostCheckpoint(item.position, item.kind, self._clock(), "evicted", item.born, item.uses)
+        node.lost.append(lost)
         del node.lost[:-_LOST_KEPT]
         self.retreat(node, "evicted")
 
@@ -345,6 +366,16 @@ class Reclaimer:
         self._history.clear()
         self._dry = False
         self.pinned_blocks = self._known_tokens = 0
+
+
+def _uses_of_lost(checkpoint: Checkpoint) -> int:
+    """How often the one was wanted that went from here, which is forgotten: a checkpoint goes on with its uses."""
+    node = checkpoint.node
+    here = [lost for lost in node.lost if lost.position == checkpoint.position]
+    if not here:
+        return 0
+    node.lost = [lost for lost in node.lost if lost.position != checkpoint.position]
+    return here[-1].uses
 
 
 def _trimmable(node: Node) -> bool:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -95,13 +96,25 @@ class GrowingArray:
         return gone
 
 
-class LostCheckpoint(NamedTuple):
-    """A checkpoint that was here: position, kind, when it went (clock of the cache) and why."""
+@dataclass(slots=True)
+class LostCheckpoint:
+    """A checkpoint that was here.
+
+    Attributes:
+        position: Tokens before it.
+        kind: Kind of placement that took it.
+        when: When it went (clock of the cache).
+        cause: Why.
+        born: Tick of its birth.
+        uses: How often it was wanted, before and since.
+    """
 
     position: int
     kind: str
     when: float
     cause: str
+    born: int
+    uses: int
 
 
 class Node:
@@ -121,7 +134,7 @@ class Node:
         rows: Leases whose path ends in this edge.
         active: Leases whose path ends in this edge or below.
         resident_children: Children that have anything resident.
-        hits: Leases that resumed at or behind its start.
+        hits: Leases that resumed at or behind its start, or would have, had it not been trimmed.
         used: Tick of the last such lease.
         age: Eviction policy's clock at the last use.
         entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
@@ -222,6 +235,19 @@ class Match(NamedTuple):
 
     node: Node
     position: int
+
+    def deepest_lost(self, low: int, high: int) -> dict[str, LostCheckpoint]:
+        """Of every kind the deepest checkpoint that went from (low, high] of this path; at one position, the latest."""
+        found: dict[str, LostCheckpoint] = {}
+        for node in self.node.path():
+            for lost in node.lost:
+                if low < lost.position <= high and (
+                    lost.kind not in found or lost.position >= found[lost.kind].position
+                ):
+                    found[lost.kind] = lost
+            if node.start <= low:
+                break
+        return found
 
 
 class SplitHook(Protocol):

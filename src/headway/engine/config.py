@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headway.cache.eviction import EVICTIONS
 from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
 from headway.engine.parallel import ParallelConfig
 from headway.errors import ConfigError
 from headway.runtime.choices import MOST_DRAFT_TOKENS, AcceptanceRule
 
-__all__ = ["EVICTIONS", "EngineConfig"]
-
-EVICTIONS = ("value", "lru")
-"""What `eviction` may be: policies of the cache by name; see `headway.cache.eviction`."""
+__all__ = ["EngineConfig"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class EngineConfig:
         max_waiting: Most requests that wait; beyond it a request is refused (HTTP 429).
         block_tokens: Tokens in a block of the pool.
         placement: Which positions get a checkpoint; see `headway.cache.CacheConfig`.
-        eviction: What goes first when memory runs out: `value` or `lru`.
+        eviction: What goes first when memory runs out: `value`, `lru` or `greedy-dual`.
         checkpoint_alignment: Checkpoints lie at multiples of this many tokens, except the ends of answers.
         chunked_prefill: False computes every prompt in one step, for models that cannot continue one; prompts are then
             limited by `max_batched_tokens` less one token for each of the other running requests.
@@ -84,7 +82,7 @@ class EngineConfig:
         self._check_drafts()
         check_placement(self.placement)
         if self.eviction not in EVICTIONS:
-            raise ConfigError(f"eviction is {self.eviction!r}, it must be {' or '.join(EVICTIONS)}")
+            raise ConfigError(f"eviction is {self.eviction!r}, it must be one of {', '.join(EVICTIONS)}")
         if self.prefix_reuse and not self.chunked_prefill:
             raise ConfigError("prefix_reuse needs chunked_prefill: a reused prefix is continued as a chunk is")
 

@@ -238,7 +238,7 @@ class PolicyFlags:
     placement: Annotated[
         str, option(_POLICY, "Positions that get a checkpoint, with commas; interval:N for a grid.")
     ] = ",".join(DEFAULT_PLACEMENT)
-    eviction: Annotated[str, option(_POLICY, "value or lru.")] = "value"
+    eviction: Annotated[str, option(_POLICY, "value, lru or greedy-dual.")] = "value"
     alignment: Annotated[int, option(_POLICY, "States can be exported at multiples of that many tokens.")] = 1
 
     @property

@@ -82,7 +82,7 @@ class CacheFlags:
     placement: Annotated[
         str, _option(_CACHE, "Which positions get a checkpoint, separated by commas; interval:N for every N tokens.")
     ] = ",".join(EngineConfig.placement)
-    eviction: Annotated[str, _option(_CACHE, "What goes first when memory runs out: value or lru.")] = (
+    eviction: Annotated[str, _option(_CACHE, "What goes first when memory runs out: value, lru or greedy-dual.")] = (
         EngineConfig.eviction
     )
     checkpoint_alignment: Annotated[int, _option(_CACHE, "Checkpoints lie at multiples of this many tokens.")] = (
