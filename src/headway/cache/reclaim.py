@@ -212,15 +212,15 @@ class Reclaimer:
         return Candidate(PATH, item.resident, item.hits, rate, saved, blocks, item.used, item.age)
 
     def _checkpoint_candidate(self, item: Checkpoint) -> Candidate:
-        node = item.node
-        previous = node.checkpoint_at_or_before(item.position - 1)
-        start = previous.position if previous else 0
+        node, position, uses, now = item.node, item.position, item.uses, self.ticks
+        previous = node.checkpoint_at_or_before(position - 1)
+        start = 0 if previous is None else previous.position
         blocks = item.blocks
-        if node.marks[-1] == item.position and _trimmable(node):
+        if node.marks[-1] == position and _trimmable(node):
             blocks += self._residency.would_free(node, max(start, node.start))
-        saved = self._cost.between(start, item.position)
-        rate = self.reuse.rate(item.kind, item.uses, self.ticks - item.born, self.ticks - item.used)
-        return Candidate(item.kind, item.position, item.uses, rate, saved, max(1, blocks), item.used, item.age)
+        saved = self._cost.between(start, position)
+        rate = self.reuse.rate(item.kind, uses, now - item.born, now - item.used)
+        return Candidate(item.kind, position, uses, rate, saved, blocks or 1, item.used, item.age)
 
     def _evict(self, item: Evictable, candidate: Candidate, wanted: int) -> None:
         self.policy.evicted(candidate)

@@ -211,10 +211,12 @@ class Node:
 
     def checkpoint_at_or_before(self, position: int) -> Checkpoint | None:
         """The deepest checkpoint at or before `position` on the path through this edge."""
-        for node in self.path():
-            index = bisect_right(node.marks, position)
-            if index:
-                return node.checkpoints[index - 1]
+        node: Node | None = self
+        while node is not None:  # every eviction asks several times: no generator
+            marks = node.marks
+            if marks and marks[0] <= position:
+                return node.checkpoints[bisect_right(marks, position) - 1]
+            node = node.parent
         return None
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
