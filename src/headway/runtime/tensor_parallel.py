@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headway.errors import ModelError
-from headway.runtime.context_parallel import Communicator
+from headway.runtime.communicator import Communicator
 from headway.runtime.cuts import Cut, even, gather_output, keep_share, scale_input, split_input, sum_once
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import LayerLayout, ModelLayout, Share
