@@ -35,7 +35,7 @@ from rich.table import Table
 from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
 from headway.engine import ParallelConfig, StepOutput, StepWork
 from headway.engine.build_drafts import DraftSource
-from headway.engine.rank import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
+from headway.engine.messages import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
 from headway.engine.ranked import RankedExecutor
 from headway.runtime.attention import Scores
 from headway.runtime.choices import COMMUNICATIONS
