@@ -62,15 +62,15 @@ class Case:
 
 LAYOUTS = [(2, 1, "ag_rs"), (2, 16, "a2a"), (4, 1, "a2a"), (4, 16, "ag_rs")]
 CASES = [Case(model, *layout) for model, layout in product(FAMILIES.values(), LAYOUTS)]
-TENSORS = [(1, 1, "ag_rs", 2), (2, 16, "a2a", 2), (1, 16, "a2a", 4), (2, 1, "ag_rs", 4), (4, 16, "ag_rs", 4)]
-"""DCP, interleave and form of communication of ranks that share the weights, and how many they are."""
-CASES += [Case(model, *rest, tp=tp) for model, (*rest, tp) in product(SHARED.values(), TENSORS)]
-DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, ("mtp", "dspark"))]
-DRAFTED += [
-    Case(model, *rest, ("mtp", "dspark")[(i + j) % 2], tp)
-    for (i, model), (j, (*rest, tp)) in product(enumerate(SHARED.values()), enumerate(TENSORS))
+TENSORS = [
+    *((2, 1, 1, "ag_rs"), (2, 2, 1, "a2a"), (2, 2, 16, "ag_rs")),
+    *((4, 1, 1, "ag_rs"), (4, 2, 1, "ag_rs"), (4, 2, 16, "a2a"), (4, 4, 1, "a2a"), (4, 4, 16, "ag_rs")),
 ]
-"""Every model with both drafters, and every layout with both."""
+"""Ranks that share the weights, DCP, interleave and form of communication."""
+CASES += [Case(model, *rest, tp=tp) for model, (tp, *rest) in product(SHARED.values(), TENSORS)]
+DRAFTERS = ("mtp", "dspark")
+DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, DRAFTERS)]
+DRAFTED += [Case(model, *rest, kind, tp) for model, (tp, *rest), kind in product(SHARED.values(), TENSORS, DRAFTERS)]
 
 
 class Driver:

@@ -153,8 +153,8 @@ class ModelLayout:
             only if they start at the same position.
         tp: Tensor-parallel size that the groups' bytes are for.
         rank_parameters: Parameters that one rank holds; fewer than all of them where ranks share them.
-        gathered: Ranks that split the tokens of full attention. Each holds its tokens' entries of all their heads, so
-            where heads are split, an entry has the heads of as many ranks.
+        gathered: Ranks whose heads an entry of full attention has, in layers that are split by heads: where ranks split
+            the tokens as well, each holds the entries of its own tokens and of all their heads.
     """
 
     model: str
