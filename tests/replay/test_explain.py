@@ -82,11 +82,14 @@ def test_what_had_to_go_is_named_with_its_age() -> None:
     assert "[0, 60) evicted: the prompt_end checkpoint at 60 was evicted 1.0 s ago" in said(story)
 
 
-def test_what_went_from_one_place_twice_is_told_once() -> None:
-    """Two prompts push each other out twice; the fifth request comes back to what went a second ago."""
+def test_of_several_that_had_to_go_the_latest_is_named() -> None:
+    """Two prompts push each other out twice; the fifth request comes back to what went a second ago.
+
+    What went three seconds ago was taken again since, so nothing is gone of it.
+    """
     one, other = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
     story = tell(made([one, other, one, other, one]), replace(CONFIG, memory=500_000, eviction="lru"), 4)
-    assert [mark.ago for mark in story.marks if mark.what == "gone"] == [1.0]
+    assert sorted(mark.ago for mark in story.marks if mark.what == "gone") == [1.0]
     assert "checkpoint at 60 was evicted 1.0 s ago" in said(story)
 
 
