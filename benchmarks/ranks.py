@@ -35,10 +35,11 @@ from rich.table import Table
 from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
 from headway.engine import ParallelConfig, StepOutput, StepWork
 from headway.engine.build_drafts import DraftSource
-from headway.engine.rank import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
+from headway.engine.messages import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
 from headway.engine.ranked import RankedExecutor
 from headway.runtime.attention import Scores
-from headway.runtime.context_parallel import FORMS, HeadMerge, Partial, partial_attention
+from headway.runtime.choices import COMMUNICATIONS
+from headway.runtime.context_parallel import HeadMerge, Partial, partial_attention
 from headway.runtime.distributed import Rendezvous, join_group, leave_group
 from headway.runtime.sampling import SampleRow, SamplingParams
 
@@ -169,7 +170,7 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
 
 
 def merge_rank(rank: int, size: int, path: str, shapes: list[tuple[int, int]], repeats: int, out: object) -> None:
-    """Be a rank that merges random parts; rank 0 reports microseconds by shape and form, and of its own attention."""
+    """Be a rank that merges random parts; rank 0 reports microseconds by shape and way, and of its own attention."""
     torch.set_num_threads(1)
     ranks = join_group(Rendezvous(path), rank, size, torch.device("cpu"), 600.0)
     found = []
@@ -179,7 +180,7 @@ def merge_rank(rank: int, size: int, path: str, shapes: list[tuple[int, int]], r
         query, key = torch.randn(rows, heads, 1, width), torch.randn(rows, 2, local, width)
         own = timed(partial(partial_attention, query, key, key, Scores(0.1), None), repeats)
         part = Partial(torch.randn(rows, heads, 1, width), torch.randn(rows, heads, 1))
-        merges = [HeadMerge(ranks, form) for form in FORMS]
+        merges = [HeadMerge(ranks, communication) for communication in COMMUNICATIONS]
         merging = [timed(partial(merge, part), repeats) for merge in merges]
         found.append((rows, history, own, merging))
     if rank == 0:
@@ -189,7 +190,7 @@ def merge_rank(rank: int, size: int, path: str, shapes: list[tuple[int, int]], r
 
 def merge_table(shapes: list[tuple[int, int]], sizes: list[int], repeats: int) -> Table:
     table = Table(title="One layer, 16 heads (2 of keys and values) of 128, fp32, one token a row: microseconds")
-    for column in ("ranks", "rows", "history", "own attention", *(f"merge, {form}" for form in FORMS)):
+    for column in ("ranks", "rows", "history", "own attention", *(f"merge, {name}" for name in COMMUNICATIONS)):
         table.add_column(column, justify="right")
     for size in sizes:
         out = SPAWN.Queue()

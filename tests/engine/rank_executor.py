@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from headway.cache import CacheGeometry
 from headway.engine import StepOutput, StepWork
 from headway.engine.local import LocalExecutor
-from headway.engine.rank import CODEC, compact
+from headway.engine.messages import CODEC, compact
 from headway.runtime.batch import RunBatch, RunResult
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter

@@ -19,7 +19,8 @@ from headway.engine import EngineConfig, ParallelConfig, StepOutput, StepWork
 from headway.engine import rank as rank_module
 from headway.engine.build import build_engine
 from headway.engine.build_drafts import DraftSource
-from headway.engine.rank import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, Rank, RankFault, compact
+from headway.engine.messages import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, RankFault, compact
+from headway.engine.rank import Rank
 from headway.engine.ranked import RankedExecutor
 from headway.errors import ConfigError
 from headway.runtime.distributed import CollectiveError, Rendezvous, TorchCommunicator, join_group, leave_group

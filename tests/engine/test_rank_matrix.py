@@ -25,7 +25,7 @@ from tests.runtime.tiny_models import generated, tiny_model
 
 from headway.cache import CacheConfig, PrefixCache
 from headway.engine import DraftPlanner, EngineConfig, GenerationRequest, RunningRequest, Scheduler
-from headway.runtime.cuts import Rehearsal
+from headway.runtime.communicator import Rehearsal
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.inspection import inspect_model

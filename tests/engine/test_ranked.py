@@ -17,7 +17,7 @@ from headway.engine import (
     StepWork,
 )
 from headway.engine.build_drafts import DraftSource
-from headway.engine.rank import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, RankFault, StepDone
+from headway.engine.messages import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, RankFault, StepDone
 from headway.engine.ranked import RankedExecutor
 from headway.errors import ConfigError
 from headway.runtime.distributed import Rendezvous

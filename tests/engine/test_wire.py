@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headway.cache import CacheGeometry, FullAttention, Recurrent, StateExport, Step
 from headway.engine import StepWork
 from headway.engine.build_drafts import DraftSource
-from headway.engine.rank import CODEC, Load, RankFault, compact
+from headway.engine.messages import CODEC, Load, RankFault, compact
 from headway.engine.wire import Codec
 from headway.errors import ConfigError
 from headway.runtime.batch import batch_of

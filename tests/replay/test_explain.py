@@ -85,7 +85,7 @@ def test_what_had_to_go_is_named_with_its_age() -> None:
 def test_of_several_that_had_to_go_the_latest_is_named() -> None:
     """Two prompts push each other out twice; the fifth request comes back to what went a second ago.
 
-    What went three seconds ago was taken again in its place since, so it is not told a second time.
+    What went three seconds ago was taken again since, so nothing is gone of it.
     """
     one, other = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
     story = tell(made([one, other, one, other, one]), replace(CONFIG, memory=500_000, eviction="lru"), 4)

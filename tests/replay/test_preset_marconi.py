@@ -10,7 +10,7 @@ HYBRID = [FullAttention("attention", 1000), Recurrent("state", 200_000)]
 
 
 def candidate(used: int, saved: float, blocks: int = 1) -> Candidate:
-    return Candidate("junction", 100, 1.0, saved, blocks, used, 0.0)
+    return Candidate("junction", 100, 0, 0.01, saved, blocks, used, 0.0)
 
 
 def test_without_alpha_it_is_lru() -> None:

@@ -1,7 +1,7 @@
 """What holds of every preset: their settings in text, and a result of the same form as the cache's own."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.replay.test_run import check
 
@@ -92,6 +92,7 @@ def test_generated_traces(preset: str, memory: int | None, workload: str) -> Non
 
 
 @settings(max_examples=30, print_blob=True)
+@example([[0]] * 16 + [[0, 0, 0]], None, SMALL[1], (4, 4), "continuation")
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=20),
     st.sampled_from([1_500_000, 2_500_000, 6_000_000, None]),

@@ -15,7 +15,8 @@ from tests.runtime.tiny_models import tiny_model
 from headway.cache import CacheGeometry, FullAttention, SlidingWindow, TableGeometry, TableKind
 from headway.errors import ConfigError
 from headway.runtime.attention import Scores, masked_attention
-from headway.runtime.context_parallel import FORMS, HeadMerge, Partial, merge, partial_attention
+from headway.runtime.choices import COMMUNICATIONS
+from headway.runtime.context_parallel import HeadMerge, Partial, merge, partial_attention
 from headway.runtime.inspection import inspect_model
 from headway.runtime.plan import TokenPlan
 from headway.runtime.runner import ModelRunner
@@ -50,7 +51,7 @@ def test_merged_parts_are_the_attention_to_all(data: st.DataObject) -> None:
     parts = [partial_attention(query, key, value, scores, mask & (owner == rank)) for rank in range(size)]
     stacked = Partial(torch.stack([p.out for p in parts]), torch.stack([p.lse for p in parts]))
     assert worst(merge(stacked, scores.sinks), expected) < 1e-5
-    for form in FORMS:
+    for form in COMMUNICATIONS:
         ranks = Ranks(size, form)
         merged = ranks(lambda rank, ranks=ranks: ranks.merges[rank](parts[rank], scores.sinks))
         assert all(torch.equal(one, merged[0]) for one in merged)
@@ -74,7 +75,7 @@ def test_parts_of_low_precision_are_merged_in_high() -> None:
 
 def test_collectives_of_each_form() -> None:
     called = {}
-    for form in FORMS:
+    for form in COMMUNICATIONS:
         ranks = Ranks(2, form)
         part = Partial(torch.randn(1, 4, 1, 8), torch.randn(1, 4, 1))
         ranks(lambda rank, ranks=ranks, part=part: ranks.merges[rank](part))

@@ -40,7 +40,7 @@ def test_keys_and_values_of_different_widths() -> None:
 
 def test_layers_that_use_anothers_entries_keep_none() -> None:
     layout = inspect_model(tiny_model("Gemma4"))
-    assert [(layer.index, layer.shares) for layer in layout.layers if layer.shares is not None] == [(4, 2), (5, 3)]
+    assert [(x.index, x.entries_of) for x in layout.layers if x.entries_of is not None] == [(4, 2), (5, 3)]
     assert layout.source(5) is layout.layers[3]
     assert all(layout.layers[i].tokens is None for i in (4, 5))
 

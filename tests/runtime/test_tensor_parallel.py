@@ -16,7 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from headway.cache import CacheGeometry
 from headway.errors import ConfigError, HeadwayError, ModelError
 from headway.runtime.batch import RunBatch
-from headway.runtime.cuts import Cut, Part, Rehearsal
+from headway.runtime.communicator import Rehearsal
+from headway.runtime.cuts import Cut, Part
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import ModelLayout, Share
 from headway.runtime.mixers import MIXERS

@@ -107,7 +107,7 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
         (("--placement", "somewhere"), "unknown placement"),
         (("--max-running", "99", "--max-batched-tokens", "9"), "raise the first or lower the second"),
         (("--log-level", "loud"), "loud"),
-        (("--eviction", "fifo"), "it must be value or lru"),
+        (("--eviction", "fifo"), "it must be one of value, lru, greedy-dual"),
         (("--host", "no.such.host.invalid"), "no address"),
     ],
 )

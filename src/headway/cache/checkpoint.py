@@ -46,10 +46,12 @@ class Checkpoint:
         entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
         pinned_until: Time until which it must stay; 0.0 when not pinned.
         pinned_blocks: Blocks that count against the cap on pins.
+        blocks: Block ids that it holds.
     """
 
     __slots__ = (
         "age",
+        "blocks",
         "born",
         "entry",
         "hits",
@@ -77,13 +79,9 @@ class Checkpoint:
         self.entry = -1
         self.pinned_until = 0.0
         self.pinned_blocks = 0
+        self.blocks = sum(len(section.ids) for section in sections)
 
     @property
     def uses(self) -> int:
         """How often it was wanted."""
         return self.hits + self.missed
-
-    @property
-    def blocks(self) -> int:
-        """Block ids that it holds."""
-        return sum(len(section.ids) for section in self.sections)

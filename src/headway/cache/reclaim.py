@@ -81,7 +81,7 @@ class Reclaimer:
         reuse: How often and how soon requests come back, by kind.
         counters: What happened so far.
         pinned_blocks: Blocks under pins.
-        ticks: Counts uses, for `used`.
+        ticks: Uses and changes of the cache so far: what `born` and `used` are read from.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class Reclaimer:
         """A lease resumes at `position` of the path to `at`: from a checkpoint, or from the path itself."""
         self.ticks += 1
         if checkpoint is None:
-            self.reuse.wanted(PATH, self.ticks - at.node.used if at.node.hits == 0 else None)
+            self.reuse.wanted(PATH, self.ticks - at.node.used if at.node.uses == 0 else None)
             for node in at.node.path():
                 if node.start < position:
-                    node.hits += 1
+                    node.uses += 1
                     node.used, node.age = self.ticks, self.policy.clock
             return
         if checkpoint.hits == 0:
@@ -171,9 +171,9 @@ class Reclaimer:
             return
         trimmed = [node for node in at.node.path() if max(low, node.resident) < min(node.seen, high)]
         if trimmed:
-            self.reuse.wanted(PATH, self.ticks - trimmed[0].used if trimmed[0].hits == 0 else None)
+            self.reuse.wanted(PATH, self.ticks - trimmed[0].used if trimmed[0].uses == 0 else None)
         for node in trimmed:
-            node.hits += 1
+            node.uses += 1
 
     # ---- eviction
 
@@ -208,19 +208,19 @@ class Reclaimer:
         saved = self._cost.between(keep, item.resident)
         blocks = max(1, self._residency.would_free(item, keep))
         idle = self.ticks - item.used
-        rate = self.reuse.rate(PATH, item.hits, idle, idle)
-        return Candidate(PATH, item.resident, item.hits, rate, saved, blocks, item.used, item.age)
+        rate = self.reuse.rate(PATH, item.uses, idle, idle)
+        return Candidate(PATH, item.resident, item.uses, rate, saved, blocks, item.used, item.age)
 
     def _checkpoint_candidate(self, item: Checkpoint) -> Candidate:
-        node = item.node
-        previous = node.checkpoint_at_or_before(item.position - 1)
-        start = previous.position if previous else 0
+        node, position, uses, now = item.node, item.position, item.uses, self.ticks
+        previous = node.checkpoint_at_or_before(position - 1)
+        start = 0 if previous is None else previous.position
         blocks = item.blocks
-        if node.marks[-1] == item.position and _trimmable(node):
+        if node.marks[-1] == position and _trimmable(node):
             blocks += self._residency.would_free(node, max(start, node.start))
-        saved = self._cost.between(start, item.position)
-        rate = self.reuse.rate(item.kind, item.uses, self.ticks - item.born, self.ticks - item.used)
-        return Candidate(item.kind, item.position, item.uses, rate, saved, max(1, blocks), item.used, item.age)
+        saved = self._cost.between(start, position)
+        rate = self.reuse.rate(item.kind, uses, now - item.born, now - item.used)
+        return Candidate(item.kind, position, uses, rate, saved, blocks or 1, item.used, item.age)
 
     def _evict(self, item: Evictable, candidate: Candidate, wanted: int) -> None:
         self.policy.evicted(candidate)

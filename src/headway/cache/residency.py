@@ -128,10 +128,11 @@ class Residency:
 
     def would_free(self, node: Node, keep: int) -> int:
         """Block ids that `node` names for positions of [keep, resident) only."""
+        if keep <= node.start:
+            return sum([run.size for run in node.runs])
         count = 0
         for table, run in zip(self.tables, node.runs, strict=True):
-            size = -(-keep // table.span) - node.start // table.span if keep > node.start else 0
-            count += run.size - size
+            count += run.size - (-(-keep // table.span) - node.start // table.span)
         return count
 
     def store(self, checkpoint: Checkpoint) -> None:

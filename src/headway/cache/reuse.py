@@ -39,17 +39,26 @@ _FIRST_WAIT, _FIRST_WEIGHT = 200.0, 5.0
 
 @dataclass(slots=True)
 class _Kind:
+    """What was seen of a kind.
+
+    Attributes:
+        taken: How many were taken.
+        wanted: How many requests wanted one.
+        first: How many were wanted for the first time.
+        log_wait: Sum of the logarithms of the ticks until they were.
+        patience: w / u that follows from these; None if it has to be computed again.
+    """
+
     taken: float = 0.0
     wanted: float = 0.0
     first: float = 0.0
-    """First uses."""
     log_wait: float = 0.0
-    """Sum of the logarithms of the ticks until them."""
+    patience: float | None = None
 
     def fade(self) -> None:
-        self.taken, self.wanted, self.first, self.log_wait = (
-            x / 2 for x in (self.taken, self.wanted, self.first, self.log_wait)
-        )
+        """Halve all counts."""
+        self.taken, self.wanted = self.taken / 2, self.wanted / 2
+        self.first, self.log_wait = self.first / 2, self.log_wait / 2
 
 
 @dataclass
@@ -66,6 +75,7 @@ class ReuseRates:
         """Something of `kind` was kept."""
         seen = self._kinds.setdefault(kind, _Kind())
         seen.taken += 1.0
+        seen.patience = None
         if seen.taken > self.memory:
             seen.fade()
 
@@ -78,6 +88,7 @@ class ReuseRates:
         """
         seen = self._kinds.setdefault(kind, _Kind())
         seen.wanted += 1.0
+        seen.patience = None
         if wait is not None:
             seen.first += 1.0
             seen.log_wait += math.log(max(1, wait))
@@ -91,9 +102,16 @@ class ReuseRates:
             lived: Ticks since it was taken.
             idle: Ticks since it was used, or taken.
         """
-        seen = self._kinds.get(kind) or _Kind()
-        log_wait = seen.log_wait + _FIRST_WEIGHT * math.log(_FIRST_WAIT)
-        share = _PATH_WAIT_SHARE if kind == PATH else _WAIT_SHARE
-        wait = share * math.exp(log_wait / (seen.first + _FIRST_WEIGHT))
-        often = 1.0 if kind in _CERTAIN else (seen.wanted + 1.0) / (seen.taken + 2.0)
-        return (uses + 1.0) / (wait / often + 0.5 * (lived + idle))
+        seen = self._kinds.get(kind)
+        if seen is None or seen.patience is None:
+            seen = self._kinds.setdefault(kind, seen or _Kind())
+            seen.patience = _patience(kind, seen)
+        return (uses + 1.0) / (seen.patience + 0.5 * (lived + idle))
+
+
+def _patience(kind: str, seen: _Kind) -> float:
+    """How long a kind usually takes to be wanted as often as once."""
+    share = _PATH_WAIT_SHARE if kind == PATH else _WAIT_SHARE
+    log_wait = (seen.log_wait + _FIRST_WEIGHT * math.log(_FIRST_WAIT)) / (seen.first + _FIRST_WEIGHT)
+    often = 1.0 if kind in _CERTAIN else (seen.wanted + 1.0) / (seen.taken + 2.0)
+    return share * math.exp(log_wait) / often

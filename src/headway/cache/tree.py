@@ -134,7 +134,7 @@ class Node:
         rows: Leases whose path ends in this edge.
         active: Leases whose path ends in this edge or below.
         resident_children: Children that have anything resident.
-        hits: Leases that resumed at or behind its start, or would have, had it not been trimmed.
+        uses: Leases that resumed behind its start, or would have, had it not been trimmed.
         used: Tick of the last such lease.
         age: Eviction policy's clock at the last use.
         entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
@@ -152,7 +152,6 @@ class Node:
         "children",
         "end",
         "entry",
-        "hits",
         "lost",
         "marks",
         "parent",
@@ -168,6 +167,7 @@ class Node:
         "text",
         "trimmed",
         "used",
+        "uses",
     )
 
     def __init__(self, parent: Node | None, start: int, end: int, text: GrowingArray, tables: int) -> None:
@@ -185,7 +185,7 @@ class Node:
         self.rows: set[int] = set()
         self.active = 0
         self.resident_children = 0
-        self.hits = 0
+        self.uses = 0
         self.used = 0
         self.age = 0.0
         self.entry = -1
@@ -211,10 +211,12 @@ class Node:
 
     def checkpoint_at_or_before(self, position: int) -> Checkpoint | None:
         """The deepest checkpoint at or before `position` on the path through this edge."""
-        for node in self.path():
-            index = bisect_right(node.marks, position)
-            if index:
-                return node.checkpoints[index - 1]
+        node: Node | None = self
+        while node is not None:  # every eviction asks several times: no generator
+            marks = node.marks
+            if marks and marks[0] <= position:
+                return node.checkpoints[bisect_right(marks, position) - 1]
+            node = node.parent
         return None
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -336,7 +338,7 @@ class PrefixTree:
         upper.children[self.key(text[cut:])] = node
         upper.active = node.active
         upper.seen = min(node.seen, position)
-        upper.hits, upper.used, upper.age = node.hits, node.used, node.age
+        upper.uses, upper.used, upper.age = node.uses, node.used, node.age
         upper.trimmed = node.trimmed if node.resident < position else None
         upper.lost = [lost for lost in node.lost if lost.position <= position]
         node.lost = [lost for lost in node.lost if lost.position > position]

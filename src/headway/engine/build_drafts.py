@@ -12,7 +12,7 @@ from headway.engine.config import EngineConfig
 from headway.engine.drafts import DraftPlanner, StepCosts
 from headway.engine.measuring import measure_costs
 from headway.errors import ModelError
-from headway.runtime.context_parallel import Communicator
+from headway.runtime.communicator import Communicator
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import groups_without_weights, load_drafter

@@ -11,8 +11,8 @@ from headway.engine.build_drafts import DraftSource, Measured, planner_of, requi
 from headway.engine.built import BuiltEngine, after_check, cache_config, vocabulary
 from headway.engine.config import EngineConfig
 from headway.engine.engine import Engine
+from headway.engine.messages import Loaded, Prepare
 from headway.engine.processes import ProcessRanks, devices_of_ranks
-from headway.engine.rank import Loaded, Prepare
 from headway.engine.ranked import RankedExecutor, RankGroup
 from headway.engine.ray_ranks import RayRanks
 from headway.engine.tokenizer import HubTokenizer

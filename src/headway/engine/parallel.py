@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headway.cache import ParallelLayout
 from headway.errors import ConfigError
-from headway.runtime.choices import FORMS
+from headway.runtime.choices import COMMUNICATIONS
 
 __all__ = ["EXECUTORS", "ON_RANK_FAILURE", "ParallelConfig"]
 
@@ -63,7 +63,7 @@ class ParallelConfig:
             )
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
-        _one_of("communication", self.communication, FORMS)
+        _one_of("communication", self.communication, COMMUNICATIONS)
         if not self.rank_timeout > 0:
             raise ConfigError(f"rank_timeout is {self.rank_timeout}, it must be more than 0 seconds")
         if self.executor == "local" and self.ranks > 1:

@@ -35,8 +35,7 @@ from headway.cache import CacheGeometry
 from headway.engine.build_drafts import DraftSource
 from headway.engine.errors import RanksLostError
 from headway.engine.executor import StepOutput, StepWork
-from headway.engine.parallel import ParallelConfig
-from headway.engine.rank import (
+from headway.engine.messages import (
     CODEC,
     Answer,
     Load,
@@ -48,6 +47,7 @@ from headway.engine.rank import (
     StepDone,
     compact,
 )
+from headway.engine.parallel import ParallelConfig
 from headway.runtime.distributed import Rendezvous
 
 __all__ = ["RankGroup", "RankedExecutor"]

@@ -11,8 +11,10 @@ so that its donated state lies where that prompt comes back to.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 
@@ -42,6 +44,8 @@ Progress = Callable[[int, int], None]
 """Called now and then with the requests done and the requests in all."""
 
 _SAMPLES = 60
+_COLLECT_AFTER = 100_000
+"""New containers after which Python looks for garbage in cycles."""
 _FRESH, _LAST = 1 << 30, (1 << 31) - 1
 """Symbols of answers that occur nowhere else count up from here, and start again when they are through."""
 
@@ -69,7 +73,8 @@ def replay_trace(
     reading = read_outputs(trace, config.outputs)
     if matches is None:
         matches = endless_matches(trace, reading)
-    result = _replayed(trace, config, reading, matches, progress)
+    with _rare_collections():
+        result = _replayed(trace, config, reading, matches, progress)
     if not clairvoyant:
         return result
     hits, half = clairvoyant_hits(trace, config, matches, reading), len(trace) // 2
@@ -78,6 +83,17 @@ def replay_trace(
         clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
         second_half_clairvoyant=figures(trace, config.cost, hits, matches, None, half),
     )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for garbage less often: a run leaves next to none in cycles, and every search walks over the whole tree."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _replayed(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["FORMS", "MOST_DRAFT_TOKENS", "AcceptanceRule"]
+__all__ = ["COMMUNICATIONS", "MOST_DRAFT_TOKENS", "AcceptanceRule"]
 
-FORMS = ("ag_rs", "a2a")
+COMMUNICATIONS = ("ag_rs", "a2a")
 """How context-parallel ranks merge their attention; see `headway.runtime.context_parallel`."""
 
 MOST_DRAFT_TOKENS = 16

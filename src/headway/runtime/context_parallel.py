@@ -35,44 +35,16 @@ zero and not NaN. Merging is done in fp32 whatever the model's dtype is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from headway.errors import ConfigError
 from headway.runtime.attention import Scores
-from headway.runtime.choices import FORMS
+from headway.runtime.choices import COMMUNICATIONS
+from headway.runtime.communicator import Communicator
 
-__all__ = ["FORMS", "Communicator", "HeadMerge", "Partial", "merge", "partial_attention"]
-
-
-class Communicator(Protocol):
-    """One rank's access to a group of ranks. All of them make the same calls in the same order.
-
-    Attributes:
-        rank: This rank, 0 to size - 1.
-        size: Number of ranks.
-    """
-
-    rank: int
-    size: int
-
-    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Give every rank every part: [...] to [size, ...], row r from rank r."""
-        ...
-
-    def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks of the row that has this rank's number: [size, ...] to [...]."""
-        ...
-
-    def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
-        """Send row r to rank r: [size, ...] to [size, ...], row r from rank r."""
-        ...
-
-    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks: [...] to [...], the same bits on every rank. `part` may be overwritten."""
-        ...
+__all__ = ["HeadMerge", "Partial", "merge", "partial_attention"]
 
 
 @dataclass(frozen=True)
@@ -148,17 +120,19 @@ class HeadMerge:
 
     Args:
         ranks: The group.
-        form: `ag_rs` or `a2a`.
+        communication: `ag_rs` or `a2a`.
 
     Raises:
-        ConfigError: An unknown form.
+        ConfigError: Another `communication`.
     """
 
-    def __init__(self, ranks: Communicator, form: str = "ag_rs") -> None:
-        if form not in FORMS:
-            raise ConfigError(f"{form!r} is no form of communication between context-parallel ranks: use ag_rs or a2a")
+    def __init__(self, ranks: Communicator, communication: str = "ag_rs") -> None:
+        if communication not in COMMUNICATIONS:
+            raise ConfigError(
+                f"{communication!r} is no form of communication between context-parallel ranks: use ag_rs or a2a"
+            )
         self.ranks = ranks
-        self.form = form
+        self.communication = communication
 
     def gather_heads(self, own: torch.Tensor) -> torch.Tensor:
         """Put the heads of all ranks side by side, in the order of ranks: [rows, heads, ...] to [rows, all, ...]."""
@@ -175,7 +149,7 @@ class HeadMerge:
         Returns:
             float32 [rows, heads, queries, value width], of all heads and the same bits on every rank; or of its own.
         """
-        share = self._gather_sums(part, sinks) if self.form == "ag_rs" else self._exchange_parts(part, sinks)
+        share = self._gather_sums(part, sinks) if self.communication == "ag_rs" else self._exchange_parts(part, sinks)
         if own:
             return share
         rows, heads, queries, width = part.out.shape

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from headway.errors import ConfigError
-from headway.runtime.context_parallel import Communicator
+from headway.runtime.communicator import Communicator
 
 __all__ = [
     "Cut",
     "Part",
-    "Rehearsal",
     "divide",
     "even",
     "gather_output",
@@ -153,31 +152,3 @@ def scale_input(module: nn.Module, factor: float) -> None:
         return (whole * factor, *others)
 
     module.register_forward_pre_hook(scale)
-
-
-class Rehearsal:
-    """Rank 0 of ranks that are not there, for tensors without numbers (see `Communicator`): shapes come out right.
-
-    Args:
-        size: How many ranks are imagined.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.rank = 0
-        self.size = size
-
-    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        """[...] to [size, ...]."""
-        return part.expand(self.size, *part.shape)
-
-    def reduce_scatter(self, parts: torch.Tensor) -> torch.Tensor:
-        """[size, ...] to [...]."""
-        return parts[0]
-
-    def all_to_all(self, parts: torch.Tensor) -> torch.Tensor:
-        """[size, ...] to [size, ...]."""
-        return parts
-
-    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """[...] to [...]."""
-        return part

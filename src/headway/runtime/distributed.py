@@ -82,7 +82,7 @@ def leave_group() -> None:
 
 
 class TorchCommunicator:
-    """A group of ranks of torch.distributed (see `headway.runtime.context_parallel.Communicator`).
+    """A group of ranks of torch.distributed (see `headway.runtime.communicator.Communicator`).
 
     Every method raises `CollectiveError` if the collective fails.
 

@@ -193,7 +193,7 @@ def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuil
     if type(layer) not in _KNOWN_LAYERS:
         raise ModelError(f"{name}: layer {index} keeps a {kind}, which this runtime cannot hold yet")
     call = run.context.calls.get(index)
-    tokens = state = shares = None
+    tokens = state = entries_of = None
     if isinstance(layer, DynamicLayer) and layer.is_initialized:
         if call is None:
             raise ModelError(f"{name}: layer {index} does not attend through transformers' attention interface")
@@ -201,12 +201,12 @@ def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuil
         held = (("keys", layer.keys), ("values", layer.values))
         tokens = builder.tokens(need, size, [(n, (t.shape[1], t.shape[3]), t.dtype) for n, t in held if t is not None])
     elif call is not None:
-        shares = run.cache.owner(call.keys)
-        if shares is None:
+        entries_of = run.cache.owner(call.keys)
+        if entries_of is None:
             raise ModelError(f"{name}: layer {index} attends to keys that no layer of the cache returned")
     if isinstance(layer, LinearAttentionLayer) and (fields := _state_fields(layer)):
         state = builder.state(fields)
-    return LayerLayout(index, kind, tokens, state, shares, 0 if call is None else call.heads)
+    return LayerLayout(index, kind, tokens, state, entries_of, 0 if call is None else call.heads)
 
 
 def _state_fields(layer: LinearAttentionLayer) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -232,7 +232,7 @@ def _need(index: int, layer: DynamicLayer, model: PreTrainedModel) -> tuple[str,
 
 
 def _attends_in_full(layer: LayerLayout, layers: tuple[LayerLayout, ...]) -> bool:
-    source = layer if layer.shares is None else layers[layer.shares]
+    source = layer if layer.entries_of is None else layers[layer.entries_of]
     return source.tokens is not None and source.tokens.group == "full"
 
 

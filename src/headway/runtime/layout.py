@@ -38,7 +38,7 @@ __all__ = [
     "layout_of_ranks",
 ]
 
-FULL = "full"
+_FULL = "full"
 """Name of the group of full attention."""
 STATE_ALIGNMENT = 16
 """Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
@@ -116,7 +116,7 @@ class LayerLayout:
         kind: The name of the transformers class that keeps it (`DynamicLayer`, `LinearAttentionLayer`, ...).
         tokens: Entries of each token, or None.
         state: Recurrent and convolution states, or None. A hybrid layer has both.
-        shares: The layer whose keys and values this one attends to, for a layer that keeps none of its own; else None.
+        entries_of: The layer whose keys and values this one attends to, where it keeps none of its own; else None.
         heads: Query heads that a rank computes; 0 for a layer without attention.
         share: What of the layer's attention that is.
     """
@@ -125,14 +125,14 @@ class LayerLayout:
     kind: str
     tokens: Entries | None = None
     state: Entries | None = None
-    shares: int | None = None
+    entries_of: int | None = None
     heads: int = 0
     share: Share = Share.WHOLE
 
     @property
     def in_full(self) -> bool:
         """Whether the layer keeps entries of full attention."""
-        return self.tokens is not None and self.tokens.group == FULL
+        return self.tokens is not None and self.tokens.group == _FULL
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class ModelLayout:
             only if they start at the same position.
         tp: Tensor-parallel size that the groups' bytes are for.
         rank_parameters: Parameters that one rank holds; fewer than all of them where ranks share them.
-        gathered: Ranks that split the tokens of full attention. Each holds its tokens' entries of all their heads, so
-            where heads are split, an entry has the heads of as many ranks.
+        gathered: Ranks whose heads an entry of full attention has, in layers that are split by heads: where ranks split
+            the tokens as well, each holds the entries of its own tokens and of all their heads.
     """
 
     model: str
@@ -171,11 +171,6 @@ class ModelLayout:
     rank_parameters: int = 0
     gathered: int = 1
 
-    @property
-    def has_state(self) -> bool:
-        """Whether any layer keeps a recurrent or convolution state."""
-        return any(layer.state is not None for layer in self.layers)
-
     def group(self, name: str) -> LayerSpec:
         """Return the group called `name` (KeyError if there is none)."""
         return {group.name: group for group in self.groups}[name]
@@ -183,7 +178,7 @@ class ModelLayout:
     def source(self, index: int) -> LayerLayout:
         """Return the layer whose keys and values layer `index` attends to: itself, or the one it shares with."""
         layer = self.layers[index]
-        return layer if layer.shares is None else self.layers[layer.shares]
+        return layer if layer.entries_of is None else self.layers[layer.entries_of]
 
     def over(self, dcp: int) -> ModelLayout:
         """The same model where the tokens of full attention are split over `dcp` ranks.
@@ -243,7 +238,7 @@ class LayoutBuilder:
         Raises:
             ConfigError: Heads that tensor parallelism can neither split nor repeat evenly.
         """
-        group = need if need == FULL else f"{need}-{size}"
+        group = need if need == _FULL else f"{need}-{size}"
         self._needs[group] = (need, size)
         shapes = [(name, (self._heads(shape[0]), *shape[1:]), dtype) for name, shape, dtype in fields]
         return self._add(group, shapes, alignment=1)
@@ -291,7 +286,7 @@ class LayoutBuilder:
     def _spec(self, name: str) -> LayerSpec:
         need, size = self._needs[name]
         total = self._sizes[name]
-        if need == FULL:
+        if need == _FULL:
             return FullAttention(name, total)
         if need == "window":
             return SlidingWindow(name, total, window=size)

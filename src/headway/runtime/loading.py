@@ -27,7 +27,7 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ConfigError, ModelError
-from headway.runtime.cuts import Rehearsal
+from headway.runtime.communicator import Rehearsal
 from headway.runtime.distributed import TorchCommunicator
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import ModelLayout

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from headway.errors import ConfigError, ModelError
-from headway.runtime.context_parallel import Communicator
+from headway.runtime.communicator import Communicator
 from headway.runtime.cuts import Cut, Part, divide, keep_share, sum_once
 
 __all__ = ["MIXERS", "split_mixer"]

@@ -150,8 +150,8 @@ def _keeps(layer: LayerLayout) -> dict[str, Any]:
                 field.name: {"shape": list(field.shape), "dtype": str(field.dtype).removeprefix("torch.")}
                 for field in entries.fields
             }
-    if layer.shares is not None:
-        kept["shares"] = layer.shares
+    if layer.entries_of is not None:
+        kept["shares"] = layer.entries_of
     return kept
 
 
@@ -185,7 +185,7 @@ def _layer_table(layout: ModelLayout) -> Table:
 def _layer_row(layer: LayerLayout) -> tuple[str, str, str]:
     parts = [entries for entries in (layer.tokens, layer.state) if entries is not None]
     if not parts:
-        return layer.kind, "-", "nothing" if layer.shares is None else "uses another layer's entries"
+        return layer.kind, "-", "nothing" if layer.entries_of is None else "uses another layer's entries"
     texts = [f"{f.name} {'x'.join(map(str, f.shape))} {_short(f.dtype)}" for part in parts for f in part.fields]
     return layer.kind, ", ".join(part.group for part in parts), ", ".join(texts)
 

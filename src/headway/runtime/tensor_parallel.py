@@ -12,8 +12,8 @@ Embeddings and the output head stay whole on every rank, whatever the plan: draf
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headway.errors import ModelError
-from headway.runtime.context_parallel import Communicator
+from headway.runtime.communicator import Communicator
 from headway.runtime.cuts import Cut, even, gather_output, keep_share, scale_input, split_input, sum_once
 from headway.runtime.inspection import inspect_model
 from headway.runtime.layout import LayerLayout, ModelLayout, Share
@@ -29,56 +29,73 @@ from headway.runtime.mixers import MIXERS, split_mixer
 
 __all__ = ["layout_of_share", "rules_of_reading", "split_model"]
 
-_ParameterRule = Callable[[torch.Tensor, int | None], Cut]
+_OUTPUT, _INPUT = -2, -1
+"""Dimensions of a weight, counted from the last. The only one of a bias is of output features."""
 
 
-def _rows(whole: torch.Tensor, unit: int | None) -> Cut:
-    """Output features, which are the last dimension but one; those of a bias are its only one."""
-    return _even(whole, max(0, whole.ndim - 2), unit)
+@dataclass(frozen=True)
+class _Style:
+    """What a rank does with what a plan names, by a style of transformers' plans.
+
+    Attributes:
+        dim: The dimension along which weights are cut; None if they stay whole.
+        parts: Projections that lie one after another there.
+        heads: It is attention's: no head is torn.
+        splits_input: A module takes this rank's share of its input.
+        scales_input: A module takes its input by the number of ranks, because what it puts out is summed later.
+        sums: What a module puts out is summed over the ranks.
+        gathers: What a module puts out is put side by side.
+    """
+
+    dim: int | None = None
+    parts: int = 1
+    heads: bool = False
+    splits_input: bool = False
+    scales_input: bool = False
+    sums: bool = False
+    gathers: bool = False
+
+    def cut(self, whole: torch.Tensor, head_dim: int | None) -> Cut:
+        """The cut of a parameter; `head_dim` is that of its owner, if it has heads."""
+        assert self.dim is not None, "a style without a dimension leaves parameters whole"
+        dim = max(0, whole.ndim + self.dim)
+        heads, torn = divmod(whole.shape[dim], head_dim or 1)
+        if self.heads and head_dim is not None and not torn:
+            return even(whole, dim, units=heads, what="heads")
+        return even(whole, dim, self.parts)
+
+    def exchange(self, module: nn.Module, ranks: Communicator) -> None:
+        """Make a module's forward exchange what the style says."""
+        if self.splits_input:
+            split_input(module, ranks)
+        if self.scales_input:
+            scale_input(module, 1 / ranks.size)
+        if self.sums:
+            sum_once(module, ranks)
+        if self.gathers:
+            gather_output(module, ranks)
 
 
-def _columns(whole: torch.Tensor, unit: int | None) -> Cut:
-    """Input features."""
-    return _even(whole, whole.ndim - 1, unit)
-
-
-def _even(whole: torch.Tensor, dim: int, unit: int | None) -> Cut:
-    """Equal runs of `dim`, of whole units of `unit` elements if there are such."""
-    if unit is None or whole.shape[dim] % unit:
-        return even(whole, dim)
-    return even(whole, dim, units=whole.shape[dim] // unit, what="heads")
-
-
-def _packed_rows(whole: torch.Tensor, unit: int | None) -> Cut:
-    """Output features of two projections, one after the other."""
-    return even(whole, max(0, whole.ndim - 2), parts=2)
-
-
-def _packed_columns(whole: torch.Tensor, unit: int | None) -> Cut:
-    return even(whole, whole.ndim - 1, parts=2)
-
-
-_CUTS: dict[str, _ParameterRule] = {
-    "colwise": _rows,
-    "colwise_rep": _rows,
-    "colwise_gather_output": _rows,
-    "rowwise": _columns,
-    "rowwise_rep": _columns,
-    "rowwise_split_input": _columns,
-    "packed_colwise": _packed_rows,
-    "packed_rowwise": _packed_columns,
+_WHOLE = _Style()
+_STYLES = {
+    "colwise": _Style(_OUTPUT, heads=True),
+    "colwise_rep": _Style(_OUTPUT, gathers=True),
+    "colwise_gather_output": _Style(_OUTPUT, gathers=True),
+    "rowwise": _Style(_INPUT, heads=True, sums=True),
+    "rowwise_rep": _Style(_INPUT, splits_input=True, sums=True),
+    "rowwise_split_input": _Style(_INPUT, splits_input=True, sums=True),
+    "packed_colwise": _Style(_OUTPUT, parts=2),
+    "packed_rowwise": _Style(_INPUT, parts=2),
+    "all_reduce": _Style(sums=True),
+    "moe_tp_experts": _Style(sums=True),
+    "moe_identity_expert": _Style(scales_input=True),
+    # These matter to training, or to how transformers stores weights.
+    "replicate": _WHOLE,
+    "replicated_with_grad_allreduce": _WHOLE,
+    "mla_kv_a_proj": _WHOLE,
+    "local_params": _WHOLE,
 }
-"""Styles of transformers' plans by the cut that they make of a weight."""
-_BIAS_ONCE = {"rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise"}
-"""Styles under which a bias is not cut: it counts on one rank."""
-_BY_HEADS = {"colwise", "rowwise"}
-"""Styles of attention that computes some of the heads."""
-_SUMMED = {"rowwise", "rowwise_rep", "rowwise_split_input", "all_reduce", "moe_tp_experts"}
-_GATHERED = {"colwise_rep", "colwise_gather_output"}
-_SPLIT_INPUT = {"rowwise_split_input", "rowwise_rep"}
-_NOTHING = {"replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params"}
-"""Styles that matter to training, or to how transformers stores weights."""
-_KNOWN = {*_CUTS, *_SUMMED, *_GATHERED, *_SPLIT_INPUT, *_NOTHING, "moe_identity_expert"}
+"""Styles of transformers' plans, by their names there."""
 
 
 def split_model(model: PreTrainedModel, ranks: Communicator, shares: frozenset[str] = frozenset()) -> None:
@@ -100,7 +117,7 @@ def split_model(model: PreTrainedModel, ranks: Communicator, shares: frozenset[s
     for path, module in planned.items():
         _split_parameters(path, model, plan, ranks, shares)
         if (style := plan.get(_generic(path))) is not None:
-            _hook(module, style, ranks)
+            style.exchange(module, ranks)
 
 
 def rules_of_reading(model: PreTrainedModel) -> Mapping[str, str]:
@@ -123,8 +140,8 @@ def _parted(model: PreTrainedModel) -> tuple[Mapping[str, nn.Module], Mapping[st
     return mixers, {p: m for p, m in modules.items() if p not in mixers and not p.startswith(inside)}
 
 
-def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mapping[str, str]:
-    """What the model's plan says of some of its modules and their parameters, without what stays whole: rule to style.
+def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mapping[str, _Style]:
+    """What the model's plan says of some of its modules and their parameters, without embeddings and head, by rule.
 
     Raises:
         ModelError: Nothing, or something in a style that is not known here.
@@ -141,34 +158,22 @@ def _plan_of(model: PreTrainedModel, modules: Mapping[str, nn.Module]) -> Mappin
             f"{name}: transformers has no tensor-parallel plan for the layers of this model, so --tp cannot be served: "
             f"use --dcp without --tp, which leaves the weights whole on every rank"
         )
-    if strange := sorted(set(plan.values()) - _KNOWN):
+    if strange := sorted(set(plan.values()) - set(_STYLES)):
         raise ModelError(f"{name}: its tensor-parallel plan has a style that Headway cannot follow: {strange[0]}")
-    return plan
+    return {rule: _STYLES[style] for rule, style in plan.items()}
 
 
 def _split_parameters(
-    path: str, model: PreTrainedModel, plan: Mapping[str, str], ranks: Communicator, shares: frozenset[str]
+    path: str, model: PreTrainedModel, plan: Mapping[str, _Style], ranks: Communicator, shares: frozenset[str]
 ) -> None:
     """Cut a module's own parameters; where its owner computes in heads, no head is torn."""
     module, owner = model.get_submodule(path), model.get_submodule(path.rpartition(".")[0])
     for own, parameter in list(module.named_parameters(recurse=False)):
         called = f"{path}.{own}" if path else own
-        style = plan.get(_generic(called)) or plan.get(_generic(path)) or ""
-        if called not in shares and style in _CUTS and not (own == "bias" and style in _BIAS_ONCE):
-            unit = getattr(owner, "head_dim", None) if style in _BY_HEADS else None
-            keep_share(module, own, _CUTS[style](parameter, unit), ranks, called)
-
-
-def _hook(module: nn.Module, style: str, ranks: Communicator) -> None:
-    """Make a module's forward exchange what its style says."""
-    if style in _SPLIT_INPUT:
-        split_input(module, ranks)
-    if style in _SUMMED:
-        sum_once(module, ranks)
-    if style in _GATHERED:
-        gather_output(module, ranks)
-    if style == "moe_identity_expert":
-        scale_input(module, 1 / ranks.size)
+        style = plan.get(_generic(called)) or plan.get(_generic(path)) or _WHOLE
+        whole = style.dim is None or (style.dim == _INPUT and own == "bias")
+        if not whole and called not in shares:
+            keep_share(module, own, style.cut(parameter, getattr(owner, "head_dim", None)), ranks, called)
 
 
 def _generic(path: str) -> str:

@@ -79,6 +79,7 @@ class PagedCache:
         self._this_step: set[int] = set()
         self._kept: set[int] = set()
         self._computed: set[int] = set()
+        self._something_went = False
 
     def new_step(self) -> None:
         """States that were planned before can be used from now on."""
@@ -164,12 +165,13 @@ class PagedCache:
         """What was there before: of the first `match` tokens of a prompt.
 
         Returns:
-            Tokens up to the deepest place where a state was ever kept, and tokens that somebody has computed.
+            Tokens up to the deepest place where a state was kept that may have gone since, and tokens that somebody has
+            computed.
         """
         keys = sequence.keys[: match // self._block]
         done = next((n for n, key in enumerate(keys) if key not in self._computed), len(keys))
         kept_in = self._kept if self._groups else self._computed
-        kept = next((n for n in range(done, 0, -1) if keys[n - 1] in kept_in), 0)
+        kept = next((n for n in range(done, 0, -1) if keys[n - 1] in kept_in), 0) if self._something_went else 0
         under_way = done < len(keys)
         return kept * self._block, done * self._block if under_way else match
 
@@ -222,6 +224,7 @@ class PagedCache:
             self._marks[key] = self._ledger.took(kinds.get(block, "chunk_end"))
 
     def _evicted(self, name: Hashable) -> None:
+        self._something_went = True
         group, key = cast("tuple[int, int]", name)
         if group != _ATTENTION and key in self._marks:
             self._ledger.evicted(self._marks.pop(key))

@@ -16,7 +16,7 @@ Requests run one after another. Not modelled: requests in flight, which hold up 
 prefixes until a chunk ends; pages of more than one token; the host tier.
 
 The hit refreshes one state and not all those before it on the path, as newer versions have it. The older rule, which
-refreshed them all, gives up to 2.8 points less on the synthetic trace, and does not meet the figures handed to us.
+refreshed them all, gives up to 2.8 points less on the synthetic trace, and does not meet the figures in docs/replay.md.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ With context parallelism an attention page covers shards x `block_tokens` tokens
 `block_tokens`, so a hit may end inside an attention page: its entries up to there are copied to a page of its own. Such
 a place is found if it is the last boundary of an earlier prompt, or lies inside a page that is found whole.
 
-Dense retention meets the figures handed to us if pages without a hash are *not* taken first; with it, it reuses up to
-two points more than they say. We take that for the order of the engine that was measured.
+Dense retention meets the figures in docs/replay.md if pages without a hash are *not* taken first; with it, it reuses
+up to two points more than they say. We take that for the order of the engine that was measured.
 
 Not modelled: the time that anything takes (a step is a step), speculative decoding, sliding windows, connectors.
 """

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.runtime.context_parallel import Communicator
+from headway.runtime.communicator import Communicator
 from headway.runtime.drafting.drafter import Proposal
 from headway.runtime.drafting.verification import Judgement
 

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from headway.cache import Step
 from headway.runtime.batch import RunBatch, batch_of
-from headway.runtime.context_parallel import Communicator
+from headway.runtime.communicator import Communicator
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
