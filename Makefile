@@ -68,7 +68,7 @@ $(BIN)/python:
 		exit 1; }
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,serve,what the server needs (torch, transformers, ...))
+	$(call install,serve$(comma)report,what the server and the reports need (torch, transformers, ...))
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

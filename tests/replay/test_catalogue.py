@@ -76,6 +76,7 @@ def test_layouts_and_dtypes() -> None:
         ("kimi-k3", ONE, {"kv_dtype": "int3"}, "unknown dtype"),
         ("glm-5.3-flash", ONE, {}, "index entries is not known .* --attention-bytes"),
         ("kimi-k4", ONE, {}, "nearest: kimi-k3"),
+        ("nope/config.json", ONE, {}, "there is no such file or folder"),
     ],
 )
 def test_refusals(name: str, layout: ParallelLayout, options: dict[str, str], message: str) -> None:

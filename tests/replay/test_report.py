@@ -190,6 +190,9 @@ def test_sentences() -> None:
     assert findings.on_rates([vllm], ["this run"]).startswith("The preset vllm reuses 30.0%")
     assert "To mend it" not in findings.on_waterfall(vllm), "a preset has no --placement"
     assert "add interval:N to --placement" in findings.on_waterfall(run(300, {"parted": 5, "state_never_taken": 2}))
+    assert findings.on_waterfall(run(40_000, {"parted": 9_990, "state_never_taken": 10})) == (
+        "Of 100 prompt tokens, 20.0 were new: no cache can save them. Hardly any other token was lost."
+    ), "a loss of 0.0 of 100 needs no remedy"
     assert findings.on_waterfall(run()) == (
         "Of 100 prompt tokens, 50.0 were new: no cache can save them. The largest loss is evicted, 20.0 of 100: was "
         "kept, and had to make room. To mend it: give more memory, split the attention over more ranks (--dcp), or "

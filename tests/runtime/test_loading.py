@@ -172,6 +172,19 @@ def test_inspect_without_tensor_parallelism_has_the_whole_model_on_every_rank(sa
     assert "4.00 times as many as on one rank" in shown
 
 
+def test_inspect_gives_ranks_the_memory_that_they_would_share(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --memory: ranks of one machine divide what one rank would take."""
+    monkeypatch.setattr("headway.runtime.memory.default_memory", lambda device: 4 << 20)
+    for options, ranks in ((["--dcp", "2"], 2), (["--tp", "2", "--dcp", "2"], 2), (["--tp", "4", "--dcp", "2"], 4)):
+        by_default, given = (
+            json.loads(CliRunner().invoke(app, ["inspect", str(saved), *options, *more, "--json"]).output)
+            for more in ([], ["--memory", str((4 << 20) // ranks)])
+        )
+        assert by_default["capacity"] == given["capacity"]
+    shown = CliRunner().invoke(app, ["inspect", str(saved), *options], env={"COLUMNS": "160"}).output
+    assert "the default on this machine, shared by 4 ranks" in shown
+
+
 def test_inspect_prints_tables(saved: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", str(saved), "--memory", "1MiB"], env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output

@@ -200,6 +200,8 @@ def _entry(name: str) -> dict[str, Any]:
     names = {alias: key for key, entry in models.items() for alias in (key, *entry.get("aliases", ()))}
     key = names.get(name.lower().rpartition("/")[2])
     if key is None:
+        if name.startswith((".", "/", "~")) or name.endswith(".json"):
+            raise ConfigError(f"model {name!r}: there is no such file or folder")
         near = get_close_matches(name.lower(), names, n=3, cutoff=0.0)
         raise ConfigError(
             f"model {name!r} is not in the catalogue (nearest: {', '.join(near)}; `headway replay "

@@ -40,6 +40,8 @@ REMEDIES = {
 }
 """What an operator can do about each line that a memory could save."""
 
+_SMALL = 0.05
+"""Percent of all tokens below which a loss is none to mend: it would be shown as 0.0."""
 _FLAT = 0.02
 _TREND = 5
 
@@ -84,6 +86,8 @@ def on_waterfall(run: RunRecord) -> str:
     if not lost:
         return f"{text} All others were reused." if whole.hit_tokens else text
     name, tokens = lost[0]
+    if 100 * tokens / total < _SMALL:
+        return f"{text} Hardly any other token was lost."
     text += f" The largest loss is {name}, {100 * tokens / total:.1f} of 100: {MEANING[name]}."
     fixed = name == Reason.STATE_NEVER_TAKEN.value and run.policy.get("preset")
     return text if fixed or name not in REMEDIES else f"{text} To mend it: {REMEDIES[name]}."

@@ -26,6 +26,8 @@ def report(
 ) -> None:
     """Make one page with figures from the results of several replays, side by side.
 
+    For example:
+
         headway replay trace.jsonl --model kimi-k3 --tp 8 --memory 20GB --json > before.json
 
         headway replay trace.jsonl --model kimi-k3 --tp 8 --dcp 8 --memory 20GB --json > after.json

@@ -56,10 +56,14 @@ def inspect(
 
     parallel = layout_of_ranks(tp, dcp, pcp, interleave)
     name, layout = layout_of_rank(model, dtype, tp, dcp, device)
-    found = inspection_of(name, layout, parallel, size or default_memory("cpu"), block_tokens)
+    ranks = parallel.tp * parallel.pcp
+    if size is None:
+        size = default_memory("cpu") // ranks  # as headway serve does: ranks on CPUs of one machine share its memory
+    found = inspection_of(name, layout, parallel, size, block_tokens)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))
         return
     found.show(Console())
     if memory is None:
-        typer.echo("  that memory is the default on this machine; --memory takes another")
+        shared = f", shared by {ranks} ranks" if ranks > 1 else ""
+        typer.echo(f"  that memory is the default on this machine{shared}; --memory takes another")

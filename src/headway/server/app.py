@@ -32,6 +32,7 @@ PATHS = {
     "POST /v1/chat/completions": "answer a conversation",
     "POST /v1/completions": "continue a text",
     "GET /v1/models": "the model that is served",
+    "GET /v1/models/NAME": "the same, by its name",
     "GET /health": "200 while requests are taken and computed, else 503",
     "GET /metrics": "counters for Prometheus",
     "POST /reset_prefix_cache": "forget every prefix",

@@ -60,6 +60,8 @@ def advise(
 ) -> None:
     """Say what to set for this traffic and model, what it gains, and what to watch.
 
+    For example:
+
         headway advise trace.jsonl --model kimi-k3 --gpu b200 --gpus 16 --weights 1560GB
 
         headway advise trace.jsonl --model qwen3-next --tp 4 --memory 30GB

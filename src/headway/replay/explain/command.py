@@ -47,6 +47,8 @@ def explain(
 ) -> None:
     """Follow one request of a trace through the cache, position by position, and say why it reused no more.
 
+    For example:
+
         headway explain trace.jsonl --request 812 --model kimi-k3 --tp 8 --dcp 8 --memory 20GB
 
     Give the options that you gave to `headway replay`. The trace is replayed up to the request, so what you see is what

@@ -43,7 +43,7 @@ class GridFlags:
         list[str] | None,
         opt.option(_GRID, "Kinds of position with commas, as in `headway replay`; repeat the option."),
     ] = None
-    eviction: Annotated[str, opt.option(_GRID, "value,lru.")] = "value"
+    eviction: Annotated[str, opt.option(_GRID, "value,lru,greedy-dual.")] = "value"
     alignment: Annotated[str, opt.option(_GRID, "States can be exported at multiples of that many tokens: 1,512.")] = (
         "1"
     )
@@ -89,6 +89,8 @@ def sweep(
     as_json: opt.AsJson = False,
 ) -> None:
     """Replay a trace under every combination of settings, and put the results side by side.
+
+    For example:
 
         headway sweep trace.jsonl --model kimi-k3 --tp 8 --dcp 1,8 --memory 10GB,20GB,50GB
 
@@ -180,10 +182,10 @@ def _table(runs: Sequence[RunRecord]) -> Table:
     table = Table(title=f"{runs[0].result.trace}: {len(runs)} runs", title_justify="left", box=None, pad_edge=False)
     table.add_column("run")
     timed = any(run.result.latency for run in runs)
-    times = ("first token: half", "95%", "tokens answered/s") if timed else ()
+    times = ("first token: half", "95%", "answer tokens a second") if timed else ()
     for name in ("tokens reused", "compute saved", "knowing the future", "endless", *times):
         table.add_column(name, justify="right")
-    table.add_column("largest loss")
+    table.add_column("largest loss", overflow="fold")
     best = best_run(runs)
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         whole, future = run.result.whole, run.result.clairvoyant
