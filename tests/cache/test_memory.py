@@ -165,6 +165,19 @@ def test_a_pin_holds_until_its_time_is_over() -> None:
     assert engine.cache.stats().pinned == 0
 
 
+def test_a_pin_ends_where_traffic_has_parted_behind_it() -> None:
+    """Twenty tokens are pinned, and two requests go on behind them each in their own way, once and once again above."""
+    engine = Engine.of(ATTENTION, blocks=40, pin_seconds=10.0, eviction="lru")
+    engine.run(tokens((1, 20), (2, 20)), pin=16)
+    engine.run(tokens((1, 20), (3, 20)))
+    engine.run(tokens((1, 18), (4, 20)))
+    assert engine.cache.stats().pinned == 4
+    engine.now[0] = 10.5
+    assert engine.cache.stats().pinned == 0
+    flood(engine, first=60)
+    assert engine.hit(tokens((1, 20), (2, 20))) == 0
+
+
 def test_a_pin_protects_the_checkpoint_that_serves_the_pinned_prefix() -> None:
     engine = Engine.of(ATTENTION, STATE, blocks=40, eviction="lru")
     engine.run(tokens((1, 40), (2, 5)), breakpoints=(40,), pin=40)

@@ -8,7 +8,9 @@ import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
 from headway.cache import Candidate, EvictionPolicy
-from headway.cache.reuse import ReuseRates
+from headway.cache.eviction import Value
+from headway.cache.reuse import PATH, ReuseRates
+from headway.cache.tree import GrowingArray, LostCheckpoint, Match, Node
 
 
 def seen(kind: str, taken: int, waits: Sequence[int], more: int = 0) -> ReuseRates:
@@ -136,3 +138,56 @@ def test_a_priority_that_has_fallen_is_noticed() -> None:
     for i in range(3, 9):
         engine.run(tokens((i, 49)))
     assert engine.hit(often) == 0
+
+
+def test_a_path_has_to_show_sooner_what_it_is_worth() -> None:
+    """0.05 of 200 ticks count, and every second one is wanted."""
+    assert ReuseRates().rate(PATH) == pytest.approx(1 / 20)
+
+
+def test_the_price_follows_the_victims() -> None:
+    """A victim moves it by a twentieth of the way to rate x saved / blocks: 20 first, then 30."""
+    policy = Value()
+    for rate in (2.0, 3.0):
+        policy.evicted(Candidate("junction", 1, 0, rate, 40.0, 4, 0, 0.0))
+    assert policy.price == pytest.approx(1.0 + (30.0 - 1.0) / 20)
+
+
+def test_a_path_goes_on_with_the_uses_that_it_would_have_had() -> None:
+    """Twelve blocks; a prompt of 33 tokens takes nine, so the second sends most of the first away."""
+    policy = Oldest()
+    engine = Engine.of(ATTENTION, blocks=12, eviction=policy)
+    text = tokens((1, 33))
+    engine.run(text)
+    engine.run(tokens((2, 45)))
+    assert engine.hit(text) < 32
+    engine.run(text)
+    policy.told.clear()
+    engine.run(tokens((3, 45)))
+    assert max(told.uses for told in policy.told.values() if told.kind == PATH) == 1
+
+
+def test_uses_of_trimmed_paths_count_for_paths() -> None:
+    """As above, for a model that needs no checkpoints."""
+
+    def rate_of_a_new_one(order: list[int]) -> float:
+        policy = Oldest()
+        engine = Engine.of(ATTENTION, blocks=12, eviction=policy)
+        assert [engine.run(tokens((i, 45))) for i in order] == [0] * len(order)
+        policy.told.clear()
+        engine.run(tokens((99, 33)))
+        engine.run(tokens((98, 45)))
+        return max(told.rate for told in policy.told.values() if told.position >= 33 and told.uses == 0)
+
+    once = rate_of_a_new_one(list(range(1, 41)))
+    twice = rate_of_a_new_one([i for pair in range(1, 21, 2) for i in (pair, pair + 1, pair, pair + 1)])
+    assert twice > 2 * once
+
+
+def test_the_deepest_that_went_from_a_stretch() -> None:
+    """One of a kind, in the stretch alone, and at one position the one that went last."""
+    root = Node(None, 0, 0, GrowingArray(), 1)
+    node = Node(root, 0, 20, GrowingArray(tokens((1, 20))), 1)
+    lost = [(4, "junction"), (8, "junction"), (8, "junction"), (8, "boundary"), (12, "junction"), (2, "prompt_end")]
+    node.lost = [LostCheckpoint(position, kind, 0.0, "evicted", i, 0) for i, (position, kind) in enumerate(lost)]
+    assert Match(node, 20).deepest_lost(2, 10) == {"junction": node.lost[2], "boundary": node.lost[3]}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tests.model.arrivals import Arrivals
 from tests.model.lives import Flight, Live
+from tests.model.worlds import PIN_SECONDS
 
 __all__ = ["Driver"]
 
@@ -226,5 +227,7 @@ class Driver(Arrivals):
         assert falls.reused + sum(falls.lost.values()) == self.admitted, "the waterfall's lines do not sum up"
         assert not self.lives, [(v.row, v.flying, v.doomed) for v in self.lives]
         assert self.cache.stats().leased == 0, f"blocks are still leased and nobody runs: {self.cache.stats()}"
+        self.now += 2 * PIN_SECONDS
+        assert self.cache.stats().pinned == 0, "a pin does not end"
         self.cache.check()
         self.reset()

@@ -111,7 +111,7 @@ def worlds(draw: st.DrawFn) -> World:
         layout=layout,
         checkpoint_alignment=draw(st.sampled_from([1, 1, 2, 4])),
         placement=draw(st.sampled_from(_PLACEMENTS)),
-        eviction=draw(st.sampled_from(["value", "lru"])),
+        eviction=draw(st.sampled_from(["value", "lru", "greedy-dual"])),
         exports_inside=draw(st.booleans()),
         max_leases=draw(st.sampled_from([1, 2, 8])),
         pin_seconds=PIN_SECONDS,

@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import httpx
 import pytest
-from tests.server.test_command import refused, served
+from tests.server.test_command import refused, served, start
 
 CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
@@ -35,6 +36,24 @@ def test_a_server_on_two_ranks_answers_reuses_and_ends_with_them(tiny_model: Pat
         assert process.returncode not in (0, None), errors
         assert "Traceback" not in errors
         assert "headway: the engine has failed" in errors
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to find the ranks of a server")
+def test_a_signal_while_ranks_load_leaves_nothing_behind(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = start("--port", "0", "--memory", "8MiB", "--dcp", "2", str(tiny_model))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(ranks := children.read_text().split()) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in errors
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not list(tmp_path.glob("headway-ranks-*"))
 
 
 @pytest.mark.parametrize("sharing", [(), ("--tp", "2")], ids=["replicated", "shared"])

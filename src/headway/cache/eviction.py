@@ -17,6 +17,7 @@ What was tried and measured is in docs/policy.md.
 from __future__ import annotations
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -40,6 +41,8 @@ _PRICE_STEP = 0.05
 """Weight of the last victim in the running mean that is the price: about the last twenty count."""
 _ASKED_AGAIN = 2
 """Candidates whose priority is asked for again at an eviction."""
+_CORRECTED = 64
+"""Candidates at most that an eviction looks at from the low end of the queue."""
 
 
 class Candidate(NamedTuple):
@@ -152,6 +155,9 @@ class EvictionQueue(Generic[Item]):
     comes up. One whose priority has fallen would not come up, so every eviction first asks again for the two that were
     asked longest ago: after half as many evictions as there are candidates, all of them stand where they belong.
     Whoever changes a candidate pushes it again.
+
+    What a kind is worth may rise for all of its candidates at once. So an eviction corrects so many at most, and takes
+    the lowest of these: what it costs does not depend on how many wait, and it ends whatever a policy answers.
     """
 
     def __init__(self, describe: Callable[[Item], Candidate | None], policy: EvictionPolicy) -> None:
@@ -179,15 +185,8 @@ class EvictionQueue(Generic[Item]):
         candidate = self._describe(item)
         if candidate is None:
             self.discard(item)
-            return
-        if item.entry < 0:
-            self._live += 1
-        self._entries += 1
-        item.entry = self._entries
-        heapq.heappush(self._heap, (self._policy.priority(candidate), item.entry, item))
-        self._asked.append((item.entry, item))
-        if len(self._asked) > 4 * self._live + 64:
-            self._drop_outdated()
+        else:
+            self._enter(item, self._priority(candidate))
 
     def discard(self, item: Item) -> None:
         """Take `item` out, if it is in."""
@@ -198,20 +197,25 @@ class EvictionQueue(Generic[Item]):
     def pop(self) -> tuple[Item, Candidate] | None:
         """Take out the item of lowest priority, or None if nothing can be evicted."""
         self._ask_oldest()
-        while self._heap:
-            stored, entry, item = heapq.heappop(self._heap)
-            if item.entry != entry:
-                continue
-            self.discard(item)
-            candidate = self._describe(item)
-            if candidate is None:
-                continue
-            priority = self._policy.priority(candidate)
-            if priority > stored and self._heap and priority > self._heap[0][0]:
-                self.push(item)
-                continue
-            return item, candidate
-        return None
+        asked: list[tuple[float, Item, Candidate]] = []
+        lowest = 0
+        while self._heap and len(asked) < _CORRECTED and not (asked and asked[lowest][0] <= self._heap[0][0]):
+            _, entry, item = self._heap[0]
+            if item.entry == entry:
+                candidate = self._describe(item)
+                if candidate is None:
+                    self.discard(item)
+                else:
+                    asked.append((self._priority(candidate), item, candidate))
+                    lowest = min(lowest, len(asked) - 1, key=lambda i: (asked[i][0], -i))
+            heapq.heappop(self._heap)
+        if not asked:
+            return None
+        _, victim, candidate = asked.pop(lowest)
+        self.discard(victim)
+        for priority, item, _ in asked:
+            self._enter(item, priority)
+        return victim, candidate
 
     def clear(self) -> None:
         """Forget everything."""
@@ -220,6 +224,30 @@ class EvictionQueue(Generic[Item]):
         self._heap.clear()
         self._asked.clear()
         self._live = 0
+
+    def _enter(self, item: Item, priority: float) -> None:
+        if item.entry < 0:
+            self._live += 1
+        self._entries += 1
+        item.entry = self._entries
+        heapq.heappush(self._heap, (priority, item.entry, item))
+        self._asked.append((item.entry, item))
+        if max(len(self._asked), len(self._heap)) > 4 * self._live + 64:
+            self._drop_outdated()
+
+    def _priority(self, candidate: Candidate) -> float:
+        """What the policy says.
+
+        Raises:
+            ConfigError: It says what cannot be compared.
+        """
+        priority = self._policy.priority(candidate)
+        if math.isnan(priority):  # nothing is lower, and it is lower than nothing
+            raise ConfigError(
+                f"eviction policy {type(self._policy).__name__} gives {candidate} the priority {priority}: "
+                f"it must return a number that others can be compared with"
+            )
+        return priority
 
     def _ask_oldest(self) -> None:
         """Push the two valid entries again that were pushed longest ago."""

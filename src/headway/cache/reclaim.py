@@ -348,16 +348,23 @@ class Reclaimer:
         return 0
 
     def expire_pins(self) -> None:
-        """Lift the pins whose time is over."""
+        """Lift the pins whose time is over.
+
+        Where the edge of a pin was split since, the pin is on the upper half or on one above that.
+        """
         while self._pins and self._pins[0][0] <= self._clock():
-            until, _, item = heapq.heappop(self._pins)
-            if item.pinned_until == until:
-                self.pinned_blocks -= item.pinned_blocks
-                item.pinned_until, item.pinned_blocks = 0.0, 0
-                self._dry = False
-                if isinstance(item, Node):
-                    item.pinned_to = 0
-                self.queue.push(item)
+            until, _, pinned = heapq.heappop(self._pins)
+            for item in pinned.path() if isinstance(pinned, Node) else (pinned,):
+                if 0.0 < item.pinned_until <= until:
+                    self._unpin(item)
+
+    def _unpin(self, item: Evictable) -> None:
+        self.pinned_blocks -= item.pinned_blocks
+        item.pinned_until, item.pinned_blocks = 0.0, 0
+        self._dry = False
+        if isinstance(item, Node):
+            item.pinned_to = 0
+        self.queue.push(item)
 
     def clear(self) -> None:
         """Forget all candidates, pins and history."""

@@ -40,15 +40,22 @@ def main(arguments: list[str]) -> None:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
+        if _gone(descriptor, 0):  # a message was left, and what it asks for may hold off the thread that follows
+            os._exit(1)
         connection.send_bytes(worker.answer(message))
 
 
 def _follow(descriptor: int) -> None:
     """End this process when the driver is gone, even in the middle of a step or of a wait for other ranks."""
+    _gone(descriptor)
+    os._exit(1)
+
+
+def _gone(descriptor: int, patience: int | None = None) -> bool:
+    """Whether the driver is gone, or goes within `patience` milliseconds; None waits until it does."""
     poll = select.poll()
     poll.register(descriptor, 0)  # a hang-up is reported unasked
-    poll.poll()
-    os._exit(1)
+    return bool(poll.poll(patience))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ def serve(
     console = Console(stderr=True)
     _set_up_logging(server.log_level, console)
     listener = _bind(server.host, server.port)  # before the model is loaded: that may take minutes
+    signal.signal(signal.SIGTERM, _leave)  # until the server takes it: ranks that are loading are ended
     with listener:
         built = _build(model, config, console, hints=server.log_level == "debug")
         name = server.served_model_name or built.name
@@ -204,6 +205,11 @@ def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, lo
         raise HeadwayError("the server could not start; the lines above say why")
     if built.engine.failure is not None:
         raise HeadwayError(f"the engine has failed, and the server with it: {built.engine.failure}")
+
+
+def _leave(number: int, frame: object) -> None:
+    """End this process from inside, so that what it has started and written is cleared away."""
+    raise SystemExit(128 + number)
 
 
 def _stop_with(built: BuiltEngine, server: uvicorn.Server) -> None:
