@@ -232,7 +232,8 @@ class EvictionQueue(Generic[Item]):
         item.entry = self._entries
         heapq.heappush(self._heap, (priority, item.entry, item))
         self._asked.append((item.entry, item))
-        if max(len(self._asked), len(self._heap)) > 4 * self._live + 64:
+        most = 4 * self._live + 64
+        if len(self._asked) > most or len(self._heap) > most:
             self._drop_outdated()
 
     def _priority(self, candidate: Candidate) -> float:
