@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from headway.cache import CacheGeometry, FullAttention
 from headway.cli import app
 from headway.errors import ConfigError, ModelError
+from headway.runtime import memory
 from headway.runtime.inspection import inspect_model
 from headway.runtime.loading import layout_without_weights, load_model, resolve_device, resolve_source
 from headway.runtime.memory import blocks_that_fit, capacity, default_memory, format_bytes, parse_bytes
@@ -174,7 +175,7 @@ def test_inspect_without_tensor_parallelism_has_the_whole_model_on_every_rank(sa
 
 def test_inspect_gives_ranks_the_memory_that_they_would_share(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --memory: ranks of one machine divide what one rank would take."""
-    monkeypatch.setattr("headway.runtime.memory.default_memory", lambda device: 4 << 20)
+    monkeypatch.setattr(memory, "default_memory", lambda device: 4 << 20)
     for options, ranks in ((["--dcp", "2"], 2), (["--tp", "2", "--dcp", "2"], 2), (["--tp", "4", "--dcp", "2"], 4)):
         by_default, given = (
             json.loads(CliRunner().invoke(app, ["inspect", str(saved), *options, *more, "--json"]).output)

@@ -217,7 +217,7 @@ class Reclaimer:
         start = 0 if previous is None else previous.position
         blocks = item.blocks
         if node.marks[-1] == position and _trimmable(node):
-            blocks += self._residency.would_free(node, max(start, node.start))
+            blocks += self._residency.would_free(node, start)
         saved = self._cost.between(start, position)
         rate = self.reuse.rate(item.kind, uses, now - item.born, now - item.used)
         return Candidate(item.kind, position, uses, rate, saved, blocks or 1, item.used, item.age)
@@ -237,7 +237,10 @@ class Reclaimer:
         lost = LostCheckpoint(item.position, item.kind, self._clock(), "evicted", item.born, item.uses)
         node.lost.append(lost)
         del node.lost[:-_LOST_KEPT]
-        self.retreat(node, "evicted")
+        if node.marks and node.marks[-1] > item.position:
+            self._dry = False  # the edge ends where it ended, and what lies behind is worth more than before
+        else:
+            self.retreat(node, "evicted")
 
     def _trim(self, node: Node, keep: int, cause: str) -> None:
         if keep < node.resident:

@@ -128,11 +128,9 @@ class Residency:
 
     def would_free(self, node: Node, keep: int) -> int:
         """Block ids that `node` names for positions of [keep, resident) only."""
-        if keep <= node.start:
-            return sum([run.size for run in node.runs])
-        count = 0
-        for table, run in zip(self.tables, node.runs, strict=True):
-            count += run.size - (-(-keep // table.span) - node.start // table.span)
+        count = sum([run.size for run in node.runs])
+        if keep > node.start:
+            count -= sum([-(-keep // table.span) - node.start // table.span for table in self.tables])
         return count
 
     def store(self, checkpoint: Checkpoint) -> None:
