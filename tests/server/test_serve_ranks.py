@@ -52,7 +52,10 @@ def test_a_signal_while_ranks_load_leaves_nothing_behind(
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in errors
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    latest = time.monotonic() + 60  # one that was just being started sees by itself that its driver has gone
+    while any(Path(f"/proc/{rank}").exists() for rank in ranks):
+        assert time.monotonic() < latest, "a rank has outlived its server"
+        time.sleep(0.05)
     assert not list(tmp_path.glob("headway-ranks-*"))
 
 
