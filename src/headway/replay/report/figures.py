@@ -264,7 +264,7 @@ def prefixes(run: RunRecord, name: str = "prefixes") -> str:
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
         axes.set_xlabel("tokens, over all requests")
         axes.grid(axis="y", visible=False)
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return drawing.svg
 
 
