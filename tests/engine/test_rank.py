@@ -19,7 +19,7 @@ from headway.engine import EngineConfig, ParallelConfig, StepOutput, StepWork
 from headway.engine import rank as rank_module
 from headway.engine.build import build_engine
 from headway.engine.build_drafts import DraftSource
-from headway.engine.messages import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, RankFault, compact
+from headway.engine.messages import CODEC, Answer, FaultSite, Load, Loaded, Prepare, Prepared, RankFault, compact
 from headway.engine.rank import Rank
 from headway.engine.ranked import RankedExecutor
 from headway.errors import ConfigError
@@ -81,16 +81,16 @@ def test_every_answer_says_how_many_collectives_were_begun(
     monkeypatch.setattr(TorchCommunicator, "begun", 31)
     done = answer(ready, some_work(source))
     assert isinstance(done.said, StepOutput)
-    refused = answer(ready, Place.FORWARD)
+    refused = answer(ready, FaultSite.FORWARD)
     assert isinstance(refused.said, RankFault)
     assert (done.collectives, refused.collectives) == (31, 31)
 
 
 @pytest.mark.parametrize(
-    ("error", "place"), [(ValueError("bad"), Place.FORWARD), (CollectiveError("bad"), Place.COLLECTIVE)]
+    ("error", "site"), [(ValueError("bad"), FaultSite.FORWARD), (CollectiveError("bad"), FaultSite.COLLECTIVE)]
 )
 def test_a_fault_of_a_forward_or_of_a_collective_in_it_says_so(
-    ready: Rank, source: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, place: Place
+    ready: Rank, source: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, site: FaultSite
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -98,7 +98,7 @@ def test_a_fault_of_a_forward_or_of_a_collective_in_it_says_so(
     assert ready._model is not None
     with monkeypatch.context() as patch:
         patch.setattr(ready._model.model, "forward", fail)
-        assert answer(ready, some_work(source)).said == RankFault(type(error).__name__, "bad", place)
+        assert answer(ready, some_work(source)).said == RankFault(type(error).__name__, "bad", site)
     assert isinstance(answer(ready, some_work(source)).said, StepOutput), "the next message is answered all the same"
 
 
@@ -109,7 +109,7 @@ def test_a_fault_before_a_forward_says_so(ready: Rank, source: Path, monkeypatch
     assert ready._executor is not None
     with monkeypatch.context() as patch:
         patch.setattr(ready._executor._runner.arena, "copy_blocks", fail)
-        assert answer(ready, some_work(source)).said == RankFault("MemoryError", "no copy", Place.BETWEEN)
+        assert answer(ready, some_work(source)).said == RankFault("MemoryError", "no copy", FaultSite.BETWEEN)
 
 
 @pytest.fixture

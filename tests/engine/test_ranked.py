@@ -17,7 +17,7 @@ from headway.engine import (
     StepWork,
 )
 from headway.engine.build_drafts import DraftSource
-from headway.engine.messages import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, RankFault, StepDone
+from headway.engine.messages import CODEC, Answer, FaultSite, Load, Loaded, Prepare, Prepared, RankFault, StepDone
 from headway.engine.ranked import RankedExecutor
 from headway.errors import ConfigError
 from headway.runtime.distributed import Rendezvous
@@ -161,7 +161,7 @@ def test_ranks_that_have_begun_different_numbers_of_collectives_are_lost(
     assert launched[0].killed
 
 
-IN_MODEL = RankFault("ValueError", "bad shape", Place.FORWARD)
+IN_MODEL = RankFault("ValueError", "bad shape", FaultSite.FORWARD)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ IN_MODEL = RankFault("ValueError", "bad shape", Place.FORWARD)
     [
         [IN_MODEL, StepDone()],
         [OUTPUT, IN_MODEL],
-        [IN_MODEL, RankFault("ValueError", "another shape", Place.FORWARD)],
+        [IN_MODEL, RankFault("ValueError", "another shape", FaultSite.FORWARD)],
         [IN_MODEL, RankFault("ValueError", "bad shape")],
-        [RankFault("CollectiveError", "timed out", Place.COLLECTIVE)] * 2,
+        [RankFault("CollectiveError", "timed out", FaultSite.COLLECTIVE)] * 2,
     ],
 )
 def test_ranks_of_which_nobody_knows_whether_they_are_in_step_are_lost(

@@ -24,9 +24,9 @@ from headway.runtime.selfcheck import SelfCheck, Verdict
 __all__ = [
     "CODEC",
     "Answer",
+    "FaultSite",
     "Load",
     "Loaded",
-    "Place",
     "Prepare",
     "Prepared",
     "RankFault",
@@ -122,7 +122,7 @@ class StepDone:
     """A rank that does not report tokens has done its part of a step."""
 
 
-class Place(Enum):
+class FaultSite(Enum):
     """Where a rank was when it raised something."""
 
     BETWEEN = "between forwards"
@@ -139,7 +139,7 @@ class RankFault:
 
     kind: str
     message: str
-    place: Place = Place.BETWEEN
+    site: FaultSite = FaultSite.BETWEEN
 
     @property
     def mendable(self) -> bool:
@@ -171,7 +171,7 @@ CODEC = Codec(
         *(Load, Rendezvous, Loaded, SelfCheck, Verdict),
         *(Prepare, DraftSource, Prepared, Measured, StepCosts),
         *(StepWork, Step, StateExport, SampleRow, SamplingParams),
-        *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault, Place, Answer),
+        *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault, FaultSite, Answer),
     )
 )
 """All that the driver and its ranks say to each other."""

@@ -20,7 +20,7 @@ from headway.cache import CacheGeometry, ParallelLayout
 from headway.engine.build_drafts import DraftSource, speculator_of
 from headway.engine.executor import StepOutput, StepWork
 from headway.engine.local import LocalExecutor
-from headway.engine.messages import CODEC, Answer, Load, Loaded, Place, Prepare, Prepared, RankFault, StepDone
+from headway.engine.messages import CODEC, Answer, FaultSite, Load, Loaded, Prepare, Prepared, RankFault, StepDone
 from headway.runtime.context_parallel import HeadMerge
 from headway.runtime.distributed import CollectiveError, TorchCommunicator, join_group
 from headway.runtime.drafting.drafter import Drafter
@@ -58,7 +58,7 @@ class Rank:
         try:
             return _encoded(self._answer(CODEC.decode(message)))
         except Exception as error:
-            return _encoded(RankFault(type(error).__name__, str(error), _place(error)))
+            return _encoded(RankFault(type(error).__name__, str(error), _site(error)))
 
     def _answer(self, asked: object) -> object:
         if isinstance(asked, StepWork):
@@ -107,7 +107,7 @@ def _encoded(said: object) -> bytes:
     return CODEC.encode(Answer(said, TorchCommunicator.begun))
 
 
-def _place(error: Exception) -> Place:
+def _site(error: Exception) -> FaultSite:
     if isinstance(error, CollectiveError):
-        return Place.COLLECTIVE
-    return Place.FORWARD if IN_FORWARD in getattr(error, "__notes__", ()) else Place.BETWEEN
+        return FaultSite.COLLECTIVE
+    return FaultSite.FORWARD if IN_FORWARD in getattr(error, "__notes__", ()) else FaultSite.BETWEEN

@@ -38,9 +38,9 @@ from headway.engine.executor import StepOutput, StepWork
 from headway.engine.messages import (
     CODEC,
     Answer,
+    FaultSite,
     Load,
     Loaded,
-    Place,
     Prepare,
     Prepared,
     RankFault,
@@ -270,13 +270,13 @@ def _require_in_step(answers: Sequence[Answer]) -> None:
     if len(answers) == 1:
         return
     faults = {rank: answer.said for rank, answer in enumerate(answers) if isinstance(answer.said, RankFault)}
-    why = "".join(f"; rank {rank} failed {f.place.value} with {f.kind}: {f.message}" for rank, f in faults.items())
+    why = "".join(f"; rank {rank} failed {f.site.value} with {f.kind}: {f.message}" for rank, f in faults.items())
     if len({answer.collectives for answer in answers}) > 1:
         counts = ", ".join(str(answer.collectives) for answer in answers)
         raise RanksLostError(f"the ranks are out of step, they have begun {counts} collectives{why}")
-    places = {fault.place for fault in faults.values()}
+    sites = {fault.site for fault in faults.values()}
     alike = len(faults) == len(answers) and len(set(faults.values())) == 1
-    if Place.COLLECTIVE in places or (Place.FORWARD in places and not alike):
+    if FaultSite.COLLECTIVE in sites or (FaultSite.FORWARD in sites and not alike):
         raise RanksLostError(f"the ranks may be out of step{why}")
 
 
