@@ -120,45 +120,41 @@ class Opener:
             self._pool.share(source)
         self._index.reclaim.used(record.at, hit.tokens, checkpoint)
 
-    def _available(self, hit: Hit) -> int:
-        """Blocks that the prompt of `hit` may fill: all but those under pins that it does not share."""
-        reclaim = self._index.reclaim
-        reclaim.expire_pins()
-        if not reclaim.pinned_blocks:
-            return self._pool.blocks
-        shared = reclaim.pinned_position(hit.at, hit.tokens) if hit.tokens else 0
-        return self._pool.blocks - reclaim.pinned_blocks + sum(shared // t.span for t in self._geometry.prefix_tables)
+    def _fits(self, hit: Hit, start: int) -> bool:
+        """Whether the prompt of `hit`, alone in the pool but for pins, can be computed from `start` to its end.
 
-    def _blocks_needed(self, length: int) -> int:
-        """Fewest blocks with which a prompt of `length` tokens can be computed to its end."""
-        need = 0
-        for table in self._geometry.tables:
-            if table.kind in (TableKind.WINDOW, TableKind.CHUNK):
-                need += table.blocks_for(length) - table.first_needed(length - 1) // table.span
-            else:
-                need += table.blocks_for(length)
-        return need
+        `start` is the hit or 0.
+        """
+        reclaim, geometry, length = self._index.reclaim, self._geometry, len(hit.prompt.tokens)
+        available, first = self._pool.blocks, geometry.resume_blocks(start)
+        reclaim.expire_pins()
+        if reclaim.pinned_blocks:
+            pinned = reclaim.pinned_position(hit.at, start) if start else 0
+            available += sum(pinned // t.span for t in geometry.prefix_tables) - reclaim.pinned_blocks
+            if pinned == start:  # what is copied of the checkpoint stays anyway
+                first -= sum(t.blocks_copied(start) for t in geometry.tail_tables)
+        return first <= available and geometry.fits(available - geometry.blocks_kept_twice(start), length, start)
 
     def affordable(self, hit: Hit) -> Hit:
         """`hit`, or no hit where the pool cannot hold the prompt together with what its first step copies from."""
-        held = sum(table.state_blocks or (1 if hit.tokens % table.span else 0) for table in self._geometry.tables)
-        if hit.tokens and self._blocks_needed(len(hit.prompt.tokens)) + held > self._available(hit):
+        if hit.tokens and not self._fits(hit, hit.tokens):
             return replace(hit, tokens=0, kind="", checkpoint=None)
         return hit
 
     def refuse_unservable(self, hit: Hit) -> None:
-        """Refuse a prompt that the pool could never hold.
+        """Refuse a prompt that the pool could not hold at every position up to its end.
 
         Raises:
             UnservableError: Says what it needs and what there is.
         """
-        length = len(hit.prompt.tokens)
-        need = self._blocks_needed(length)
-        if need > self._available(hit):
-            pins = f" ({self._index.reclaim.pinned_blocks} are pinned)" if self._index.reclaim.pinned_blocks else ""
-            raise UnservableError(
-                f"a prompt of {length} tokens needs {need} blocks and the pool has {self._pool.blocks}{pins}: "
-                f"shorten the prompt or give the cache more memory",
-                need,
-                self._pool.blocks,
-            )
+        if self._fits(hit, 0) or (hit.tokens and self._fits(hit, hit.tokens)):
+            return
+        length, pinned = len(hit.prompt.tokens), self._index.reclaim.pinned_blocks
+        need = self._geometry.peak_blocks(length)
+        pins = f" ({pinned} are pinned)" if pinned else ""
+        raise UnservableError(
+            f"a prompt of {length} tokens needs {need} blocks at once and the pool has {self._pool.blocks}{pins}: "
+            f"shorten the prompt or give the cache more memory",
+            need,
+            self._pool.blocks,
+        )
