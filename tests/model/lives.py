@@ -70,6 +70,7 @@ class Lives:
         shadow: What the ranks hold.
         lives: Running requests.
         past: Sequences so far: (namespace, tokens).
+        namespaces: Namespaces in use since the last reset.
         flights: Steps on their way, oldest first; the ranks do them in this order.
     """
 
@@ -77,6 +78,7 @@ class Lives:
     now: float = 0.0
     lives: list[Live] = field(default_factory=list)
     past: list[tuple[int, list[int]]] = field(default_factory=list)
+    namespaces: set[int] = field(default_factory=set)
     flights: list[Flight] = field(default_factory=list)
     admitted: int = 0
     image_symbols: dict[int, str] = field(default_factory=dict)
@@ -90,7 +92,9 @@ class Lives:
         self.names = Names()
         self.tails = any(t.kind is not TableKind.PREFIX for t in self.geometry.tables)
         self.stateful = self.geometry.state_table is not None
-        self.oracle = Oracle(self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept)
+        self.oracle = Oracle(
+            self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept, clock=lambda: self.now
+        )
         self.shadow = Shadow(self.geometry, config.blocks, self.names)
         self.cache.subscribe(self.oracle.on_event)
         self.cache.subscribe(self._judge_eviction)
