@@ -11,7 +11,7 @@ from tests.model.oracle import due_positions
 from tests.model.shadow import Lane, first_needed
 from tests.model.worlds import Plan, Probe
 
-from headway.cache import Media, Prompt, TableKind
+from headway.cache import Media, Prompt, Reason, TableKind
 from headway.errors import UnservableError
 
 __all__ = ["Arrivals"]
@@ -64,7 +64,7 @@ class Arrivals(Lives):
             # The pool can hold the prompt, but not beside what it would copy from.
             assert lease.hit.tokens == 0
             assert not self.world.roomy
-            assert lease.explanation.losses[0].reason.value == "no_room"
+            assert lease.explanation.losses[0].reason is Reason.NO_ROOM
         assert lease.computed == lease.hit.tokens, "a lease does not begin at its hit"
         hit = lease.hit
         assert lease.tokens == len(tokens)
@@ -93,7 +93,7 @@ class Arrivals(Lives):
         self._check_bytes(hit, path)
         story = self.cache.explain(prompt)
         assert (story.hit_tokens, story.matched) == (hit.tokens, hit.matched), "explain and lookup disagree"
-        assert "no_room" not in {loss.reason.value for loss in story.losses}, "only a lease gives a hit up"
+        assert Reason.NO_ROOM not in story.reasons, "only a lease gives a hit up"
         self._judge_story(prompt, path, story)
         assert self._pool() == before, "a lookup changed the pool"
         return hit

@@ -81,6 +81,7 @@ class Lives:
     namespaces: set[int] = field(default_factory=set)
     flights: list[Flight] = field(default_factory=list)
     admitted: int = 0
+    objections: list[Exception] = field(default_factory=list)
     image_symbols: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,9 +97,16 @@ class Lives:
             self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept, clock=lambda: self.now
         )
         self.shadow = Shadow(self.geometry, config.blocks, self.names)
-        self.cache.subscribe(self.oracle.on_event)
-        self.cache.subscribe(self._judge_eviction)
+        self.cache.subscribe(self._listen)
         self.check()
+
+    def _listen(self, event: Any) -> None:
+        """Judge an event. The cache keeps to itself what listeners raise, so that waits for the next check."""
+        try:
+            self.oracle.on_event(event)
+            self._judge_eviction(event)
+        except Exception as error:
+            self.objections.append(error)
 
     def _judge_eviction(self, event: Any) -> None:
         """Nothing that a running request resumed from may go, but a last block of which it has a copy of its own."""
@@ -113,6 +121,8 @@ class Lives:
 
     def check(self) -> None:
         """Invariants that can be seen from outside."""
+        if self.objections:
+            raise self.objections[0]
         cache, blocks = self.cache, self.world.config.blocks
         stats = cache.stats()
         assert cache.leases == len(self.lives)

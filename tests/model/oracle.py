@@ -152,8 +152,11 @@ class Oracle:
     # What the driver tells.
 
     def commit(self, path: Sequence[int], computed: int, start: int = 0) -> None:
-        """A lease that may publish knows all of `path` and has committed its tokens [start, computed)."""
-        for key in path[start + self.lookahead + 1 : computed + self.lookahead + 1]:
+        """A lease that may publish knows all of `path` and has committed its tokens [start, computed).
+
+        What came right before may have waited for later tokens to be known.
+        """
+        for key in path[max(start, self.lookahead) + 1 : computed + self.lookahead + 1]:
             self.computed[key] = self.computed.get(key, 0) + 1
 
     def must_know(self, path: Sequence[int], tokens: int) -> None:
@@ -283,16 +286,12 @@ class _Judge:
     def _detail(self, loss: Any) -> str:
         """What is wrong with what is told of an eviction."""
         oracle, told = self.oracle, loss.detail
-        if isinstance(told, str):
-            return ""
         gone = oracle.trimmed if not oracle.tails else oracle.evicted
         keys = list(self._keys(loss).values()) if not oracle.tails else [self.path[loss.stop + oracle.lookahead]]
-        if told.position != loss.stop or told.cause != "evicted":
+        if told.cause != "evicted" or (oracle.tails and told.position != loss.stop):
             return f"{told} is not about {loss.stop}"
-        if told.age_seconds is None:
-            return ""
         right = {(gone[key].kind, oracle.clock() - gone[key].when) for key in keys}
-        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age_seconds) < 1e-6]
+        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < 1e-6]
         return "" if found else f"told is {told}, right is one of {right}"
 
     def _state_never_taken(self, loss: Any) -> str:
@@ -317,7 +316,7 @@ class _Judge:
         for p, key in self._keys(loss).items():
             if key not in entered:
                 return f"nobody who runs has {p} in its prompt"
-            if key in oracle.resident or (oracle.ghosts_kept and key in oracle.computed):
+            if key in oracle.resident or (oracle.ghosts_kept and key in oracle.surely):
                 return f"{p} has been computed"
         return ""
 

@@ -103,7 +103,7 @@ def worlds(draw: st.DrawFn) -> World:
     while not _fits(groups, layout, block_tokens):
         block_tokens *= 2
     roomy = draw(st.integers(0, 2)) == 0
-    history = draw(st.sampled_from([None, None, 0, 20, 100]))
+    history = draw(st.sampled_from([None, None, 0, 1000, 4000]))
     config = CacheConfig(
         groups=tuple(groups),
         blocks=ROOMY if roomy else _tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
@@ -116,7 +116,7 @@ def worlds(draw: st.DrawFn) -> World:
         max_leases=draw(st.sampled_from([1, 2, 8])),
         pin_seconds=PIN_SECONDS,
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
-        history_tokens=history,
+        history_bytes=history,
         check=True,
     )
     return World(config, roomy, history is None, draw(st.booleans()))
