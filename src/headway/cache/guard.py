@@ -21,8 +21,9 @@ class Guarded:
     """Something whose guarded methods run one at a time; a second one that is called meanwhile is refused."""
 
     def __init__(self) -> None:
-        """Nothing runs."""
+        """Nothing runs, and nobody watches."""
         self._lock = threading.Lock()
+        self._watched = False
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the lock.
@@ -39,10 +40,10 @@ class Guarded:
         vars(self).update(state, _lock=threading.Lock())
 
     def _verify(self) -> None:
-        """A guarded method has done its work, and no other runs yet."""
+        """A guarded method of something that is watched has done its work, and no other runs yet."""
 
     def _deliver(self) -> None:
-        """A guarded method has ended, and the next may run."""
+        """A guarded method of something that is watched has ended, and the next may run."""
 
 
 def guarded(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Concatenate[Self, Given], Result]:
@@ -54,11 +55,13 @@ def guarded(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Conc
             raise ThreadError(_TWO_AT_ONCE)
         try:
             result = method(self, *args, **kwargs)
-            self._verify()
+            if self._watched:
+                self._verify()
             return result
         finally:
             self._lock.release()
-            self._deliver()
+            if self._watched:
+                self._deliver()
 
     return alone
 

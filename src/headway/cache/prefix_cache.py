@@ -137,6 +137,7 @@ class PrefixCache(Guarded):
         """
         super().__init__()
         self.config = config
+        self._watched = config.check
         self.geometry = config.geometry()
         self._clock = Clock(clock)
         self._pool = BlockPool(config.blocks)
@@ -464,6 +465,7 @@ class PrefixCache(Guarded):
         Returns:
             The function that ends it.
         """
+        self._watched = True
         return self._index.residency.listeners.add(listener)
 
     @guarded
