@@ -40,6 +40,8 @@ class CacheConfig:
             None: four times what the pool can hold.
         history_bytes: The same bound for all that is known, in bytes. None: room for the tokens of four full pools, and
             16 MiB.
+        steps_in_flight: Steps that a lease may have under way at once: 1, or 2 to plan a step before the one before it
+            is committed.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
             when its request ends.
         check: Check every invariant after every operation (slow; for tests).
@@ -60,6 +62,7 @@ class CacheConfig:
     pin_seconds: float = 3600.0
     history_tokens: int | None = None
     history_bytes: int | None = None
+    steps_in_flight: int = 1
     answer_stretch: int = 256
     check: bool = False
 
@@ -73,6 +76,7 @@ class CacheConfig:
         check_whole("checkpoint_alignment", self.checkpoint_alignment)
         check_whole("max_leases", self.max_leases, high=2**20)
         check_whole("answer_stretch", self.answer_stretch, high=2**20)
+        check_whole("steps_in_flight", self.steps_in_flight, high=2)
         for name in ("block_tokens", "block_bytes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), high=2**40)

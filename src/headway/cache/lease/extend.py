@@ -64,6 +64,7 @@ class Extender:
         self._leases = leases
         self._index = index
         self._inside = inside
+        self._phases = (RUNNING, STEPPING)[: leases.steps]
         self._token_tables = [t for t in geometry.tables if t.kind is not TableKind.STATE]
         self._local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in geometry.tables)
         self._state = geometry.state_table
@@ -71,9 +72,9 @@ class Extender:
 
     def extend(self, rows: ArrayLike, counts: ArrayLike) -> Step:
         """See `PrefixCache.extend`."""
-        leases, work = self._leases, _Work()
-        rows = longs("rows", rows).reshape(-1)
-        leases.check_rows(rows, RUNNING)
+        leases = self._leases
+        rows = longs("rows", rows).flatten()  # a copy: the step outlives the call
+        leases.check_rows(rows, *self._phases)
         counts = longs("counts", counts)
         if len(rows) == 0 or (counts.ndim and counts.shape != rows.shape):
             raise LeaseError("extend: give at least one lease, and one count for all or one for each")
@@ -81,28 +82,46 @@ class Extender:
         asked = counts.tolist() if counts.ndim and few else [int(counts.min())] * len(rows)
         if min(asked) < 1:
             raise LeaseError("extend: every lease must be given at least one token to compute")
+        work, serial = _Work(), leases.new_serial()
         if few:
-            return self._extend_few(rows, asked, work)
-        starts = leases.computed[rows]
-        granted = self._extend_many(rows, starts, starts + counts, work) - starts
-        leases.phase[rows[granted > 0]] = STEPPING
-        serial = leases.new_serial()
-        leases.serial[rows] = serial
-        return Step(rows, starts, granted, work.pairs(), work.fresh_rows(), tuple(work.exports), serial)
+            starts, granted = self._extend_few(rows.tolist(), asked, work, serial)
+        else:
+            starts = leases.planned[rows]
+            ends = self._extend_many(rows, starts, starts + counts, work)
+            granted = ends - starts
+            some = granted > 0
+            leases.begin(rows[some], ends[some], serial)
+        step = Step(rows, starts, granted, work.pairs(), work.fresh_rows(), tuple(work.exports), serial)
+        if leases.steps > 1:
+            leases.ahead[serial] = step
+        return step
 
-    def _extend_few(self, rows: Rows, counts: list[int], work: _Work) -> Step:
-        """Extend a few rows with plain numbers, which is faster for them than arrays."""
-        which = rows.tolist()
-        starts = [self._leases.computed.item(row) for row in which]
-        granted, serial = [], self._leases.new_serial()
-        for row, start, count in zip(which, starts, counts, strict=True):
-            granted.append(self._extend_one(row, start, start + count, work) - start)
-            if granted[-1]:
-                self._leases.phase[row] = STEPPING
-                self._leases.serial[row] = serial
-        return Step(
-            rows, np.array(starts), np.array(granted), work.pairs(), work.fresh_rows(), tuple(work.exports), serial
-        )
+    def extend_one(self, row: int, count: int) -> Step:
+        """See `PrefixCache.extend_one`."""
+        leases = self._leases
+        if type(row) is not int or type(count) is not int or count < 1:
+            return self.extend([row], [count])
+        leases.check_few([row], self._phases)
+        start = leases.planned.item(row)
+        if start + count > leases.calm.item(row):
+            return self.extend([row], [count])
+        serial = leases.new_serial()
+        leases.begin_one(row, start + count, serial)
+        step = Step(np.array([row]), np.array([start]), np.array([count]), _NO_COPIES, _NO_ROWS, (), serial)
+        if leases.steps > 1:
+            leases.ahead[serial] = step
+        return step
+
+    def _extend_few(self, rows: list[int], counts: list[int], work: _Work, serial: int) -> tuple[Longs, Longs]:
+        """Extend a few rows with plain numbers, which is faster for them than arrays. Returns starts and counts."""
+        leases, granted = self._leases, []
+        starts = [leases.planned.item(row) for row in rows]
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            end = self._extend_one(row, start, start + count, work)
+            granted.append(end - start)
+            if end > start:
+                leases.begin_one(row, end, serial)
+        return np.array(starts), np.array(granted)
 
     def _extend_many(self, rows: Rows, starts: Longs, ends: Longs, work: _Work) -> Longs:
         """Extend a batch: rows that only need blocks all at once, the others one by one."""
@@ -121,7 +140,7 @@ class Extender:
         """Blocks for positions up to `ends`; returns the ends reached (`starts` where nothing could be had)."""
         if len(rows) == 0:
             return ends
-        self._pool.drop_repeated(self._leases.drop_behind(rows, starts))
+        self._pool.drop_repeated(self._leases.drop_behind(rows, self._leases.computed[rows]))
         need = np.zeros((len(self._token_tables), len(rows)), dtype=np.int64)
         for i, table in enumerate(self._token_tables):
             need[i] = np.maximum(-(-ends // table.span) - self._leases.filled[table.index, rows], 0)
@@ -154,17 +173,19 @@ class Extender:
         leases = self._leases
         if end <= leases.calm.item(row):
             return end
-        record, first = leases.record(row), not leases.restored.item(row)
-        if self._state_blocks and not self._inside:
-            end = min(end, leases.due.item(row))
-        if self._local:
-            self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([start])))
+        record, first = leases.record(row), not leases.restored.item(row) and leases.phase.item(row) == RUNNING
+        due = [place for place in record.plan if place.position > start] if self._state_blocks else []
+        if due and not self._inside:
+            end = min(end, due[0].position)
+        if self._local:  # a step under way may still read what only the steps before it let go
+            self._pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
+        state = self._state_blocks if self._state and not leases.filled.item(self._state.index, row) else 0
         places: list[Place] = []
         need: list[int] = []
         while end > start:
-            places = [p for p in record.plan if p.position <= end] if self._state_blocks and record.plan else []
+            places = [place for place in due if place.position <= end]
             need = [-(-end // t.span) - leases.filled.item(t.index, row) for t in self._token_tables]
-            base = sum(n for n in need if n > 0) + (self._state_blocks if first else 0)
+            base = sum(n for n in need if n > 0) + state
             if self._index.make_room(base + len(places) * self._state_blocks):
                 break
             if places and self._index.make_room(base):
@@ -174,9 +195,9 @@ class Extender:
         else:
             return start
         self._assign_one(row, need)
+        if state:
+            self._give_state(row)
         if first:
-            if self._state:
-                self._give_state(row)
             self._restore(row, start, record, work)
         if places:
             self._plan_exports(row, places, record, work)
