@@ -318,7 +318,7 @@ class PrefixCache:
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None, RUNNING)
+        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None)
 
     def preempt(self, rows: ArrayLike) -> None:
         """Take requests' memory away. Coming back, as a new lease on all their tokens, is a hit: states are kept.
@@ -326,7 +326,7 @@ class PrefixCache:
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "preempt", RUNNING)
+        self._end(rows, "preempt")
 
     def abort(self, rows: ArrayLike) -> None:
         """Requests end at once and leave only what they had published. The one way out of a failed step.
@@ -334,11 +334,11 @@ class PrefixCache:
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, None, RUNNING, BROKEN)
+        self._end(rows, None, BROKEN)
 
-    def _end(self, rows: ArrayLike, donate: str | None, *phases: int) -> None:
+    def _end(self, rows: ArrayLike, donate: str | None, first_phase: int = RUNNING) -> None:
         which = longs("rows", rows).reshape(-1)
-        self._leases.check_rows(which, *phases)
+        self._leases.check_rows(which, first_phase, RUNNING)
         for row in which.tolist():
             if donate is not None:
                 self._committer.donate(row, donate)

@@ -97,7 +97,7 @@ class Committer:
                 if more and tokens is not None and min(tokens[i, :more].tolist()) < 0:
                     raise LeaseError(_NEGATIVE)
                 work.append((i, row, start, computed, more))
-        leases.check_few([row for _, row, _, _, _ in work], (STEPPING, AHEAD))
+        leases.check_few([row for _, row, _, _, _ in work], STEPPING, AHEAD)
         if any(leases.serial.item(row) != step.serial for _, row, _, _, _ in work):
             leases.check_step(step.rows[step.counts > 0], step.serial)
         eager = []
@@ -253,7 +253,8 @@ class Committer:
                 sections.append(Section(0, state))
                 continue
             first = table.first_needed(position)
-            low, high = first // table.span, -(-position // table.span) if first < position else first // table.span
+            low = first // table.span
+            high = -(-position // table.span) if first < position else low
             ids = self._leases.blocks[table.index][row, low:high].copy()
             self._pool.share(ids)
             sections.append(Section(low, ids))
@@ -360,7 +361,7 @@ class Committer:
             return
         state = None
         if self._state:
-            state = leases.blocks[self._state.index][row, : self._state.state_blocks].copy()
+            state = leases.blocks[self._state.index][row].copy()
         if self._take_checkpoint(row, computed, kind, state) and self._state:
             leases.filled[self._state.index, row] = 0
 

@@ -37,6 +37,7 @@ __all__ = [
     "LeaseTable",
     "Record",
     "Rows",
+    "new_serial",
     "ragged",
 ]
 
@@ -52,7 +53,7 @@ FEW = 4
 FAR = np.iinfo(np.int64).max
 """A position that is never reached."""
 
-FREE, RUNNING, STEPPING, AHEAD, BROKEN = 0, 1, 2, 3, 4
+FREE, BROKEN, RUNNING, STEPPING, AHEAD = 0, 1, 2, 3, 4
 """Phases of a row, see `LeaseTable.phase`: from RUNNING on one more for each step under way."""
 _WRONG_PHASE = {
     FREE: "is not a running lease",
@@ -62,7 +63,8 @@ _WRONG_PHASE = {
     BROKEN: "has failed and can only be aborted",
 }
 
-_SERIALS = itertools.count(1)
+new_serial = itertools.count(1).__next__
+"""A number for a step that no other step of any cache has."""
 _NOTHING = np.empty(0, dtype=np.int32)
 _PAGE = 1024
 """Block ids in the least memory that a row takes once it is used."""
@@ -125,7 +127,7 @@ class LeaseTable:
         stretch: Answer tokens that gather in a row before they are entered in the tree.
         steps: Steps that a lease may have under way at once, 1 or 2.
         few: Rows up to which plain numbers are used instead of arrays.
-        phase: int8 [R], FREE, RUNNING, STEPPING (a step is under way), AHEAD (two are) or BROKEN (a step failed).
+        phase: int8 [R], FREE, BROKEN (a step failed), RUNNING, STEPPING (a step is under way) or AHEAD (two are).
         known: int64 [R], tokens of the sequence told so far.
         computed: int64 [R], tokens computed and committed.
         planned: int64 [R], tokens computed once the steps under way are committed.
@@ -186,11 +188,10 @@ class LeaseTable:
     @property
     def nbytes(self) -> int:
         """Bytes that the rows take: of the block tables what was written. O(rows)."""
-        columns = sum(values.nbytes for values in vars(self).values() if isinstance(values, np.ndarray))
-        used = np.maximum(self.filled, self.touched).sum(axis=1).tolist()
-        written = [4 * (ids + _PAGE * len(self.phase)) for ids in used]
-        tables = sum(min(blocks.nbytes, most) for blocks, most in zip(self.blocks, written, strict=True))
-        return columns + tables + _RECORD_BYTES * self.running
+        columns = sum([values.nbytes for values in vars(self).values() if isinstance(values, np.ndarray)])
+        written = 4 * (np.maximum(self.filled, self.touched).sum(axis=1) + _PAGE * len(self.phase))
+        tables = np.minimum(written, [blocks.nbytes for blocks in self.blocks])
+        return columns + int(tables.sum()) + _RECORD_BYTES * self.running
 
     def active_rows(self) -> list[int]:
         """Rows of all leases that have not ended."""
@@ -269,11 +270,6 @@ class LeaseTable:
                 self.owned[i, rows] = owned + counts
         return np.concatenate(dropped)
 
-    @staticmethod
-    def new_serial() -> int:
-        """A number for a step that no other step of any cache has."""
-        return next(_SERIALS)
-
     def begin(self, rows: Rows, ends: NDArray[np.int64], serial: int) -> None:
         """A step that computes leases up to `ends` is under way."""
         phase = self.phase[rows]
@@ -314,34 +310,26 @@ class LeaseTable:
                 "still to be committed"
             )
 
-    def check_rows(self, rows: Rows, *phases: int) -> None:
-        """Refuse rows that are not in one of `phases`, and rows given twice.
+    def check_rows(self, rows: Rows, first: int, last: int) -> None:
+        """Refuse rows that are not in one of the phases `first` to `last`, and rows given twice.
 
         Raises:
             LeaseError: Names the first such row.
         """
-        if len(rows) <= self.few:
-            self.check_few(rows.tolist(), phases)
-            return
-        order = np.arange(len(rows))
-        try:
+        if len(rows) > self.few and rows.min() >= 0 and rows.max() < len(self.phase):
+            order, phase = np.arange(len(rows)), self.phase[rows]
             self.stamp[rows] = order
-            phase = self.phase[rows]
-        except IndexError:
-            raise LeaseError(f"row {int(rows.max())} is not a lease") from None
-        right = phase == phases[0]
-        for other in phases[1:]:
-            right |= phase == other
-        if not right.all() or not (self.stamp[rows] == order).all() or rows.min() < 0:
-            self.check_few(rows.tolist(), phases)
+            if ((phase >= first) & (phase <= last) & (self.stamp[rows] == order)).all():
+                return
+        self.check_few(rows.tolist(), first, last)
 
-    def check_few(self, rows: list[int], phases: tuple[int, ...]) -> None:
+    def check_few(self, rows: list[int], first: int, last: int) -> None:
         """As `check_rows`, with plain numbers."""
         for row in rows:
             if not 0 <= row < len(self.phase):
                 raise LeaseError(f"row {row} is not a lease")
             phase = self.phase.item(row)
-            if phase not in phases:
+            if not first <= phase <= last:
                 raise LeaseError(f"row {row} {_WRONG_PHASE[phase]}")
         if len(rows) > 1 and len(set(rows)) < len(rows):
             raise LeaseError(f"a lease is given twice: {rows[:20]}")
