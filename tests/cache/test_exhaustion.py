@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
-from headway.cache import SlidingWindow
+from headway.cache import CacheConfig, PrefixCache, SlidingWindow
 from headway.errors import UnservableError
 
 
@@ -118,8 +118,8 @@ def test_only_what_a_window_still_sees_is_held() -> None:
 
 
 def test_wide_block_tables_take_memory_only_where_they_are_used() -> None:
-    """One request of a million tokens among 1,000 short ones: dense tables would take 250 MB."""
-    engine = Engine.of(ATTENTION, blocks=1000, max_leases=1024, block_tokens=16)
+    """One request of a million tokens in a table of 1,024 rows: if all of it took memory it would be 250 MB."""
+    engine = Engine(PrefixCache(CacheConfig([ATTENTION], blocks=1000, max_leases=1024, block_tokens=16)))
     leases = [engine.start(tokens((stream, 20))) for stream in range(1, 301)]
     before, resident = engine.cache._leases.nbytes, _resident()
     engine.cache._leases.widen(0, 62_500)

@@ -300,7 +300,7 @@ def test_a_step_of_one_lease_refuses_what_extend_refuses() -> None:
     lease = engine.start(tokens((1, 20)))
     for wrong in ((lease.row, 0), (lease.row, -1), (99, 1), (-1, 1), (lease.row, 1.5)):
         with pytest.raises(LeaseError):
-            engine.cache.extend_one(*wrong)  # type: ignore[arg-type]
+            engine.cache.extend_one(*wrong)
     engine.cache.extend_one(lease.row, 20)
     with pytest.raises(LeaseError, match="under way"):
         engine.cache.extend_one(lease.row, 1)
