@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
 from headway.cache.index.pins import Pins
@@ -65,6 +66,11 @@ class Reclaimer:
         self._history: OrderedDict[Edge, None] = OrderedDict()
         self._history_tokens, self._history_bytes = history
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What was written; the queue asks this object again."""
+        vars(self).update(state)
+        self.queue.describe = self._candidate
+
     # ---- eviction
 
     def make_room(self, blocks: int) -> bool:
@@ -91,7 +97,7 @@ class Reclaimer:
         edge, now = item.edge, self._usage.ticks
         keep, blocks = self._fallback(item, 1), item.blocks
         if edge.marks[-1] == item.position and edge.idle and keep < item.position:
-            blocks += self._residency.would_free(edge, keep)
+            blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
         idle = now - item.used
@@ -137,12 +143,16 @@ class Reclaimer:
         What is idle and not pinned has gone by now, so whatever holds a block without a user lies on the way to a
         lease or to a pin.
         """
-        ways = {edge for one in self._tree.edges() if one.anchors or one.pins for edge in one.path()}
-        for edge in sorted(ways, key=lambda one: -one.start):
+        held: dict[Edge, int] = {}
+        for one in self._tree.edges():
+            if one.anchors or one.pins:
+                most = max([anchor.held for anchor in one.anchors], default=0)
+                held.update((edge, max(held.get(edge, 0), most)) for edge in one.path())
+        for edge in sorted(held, key=lambda one: -one.start):
             if edge.resident_children:
                 self._residency.merge_last_blocks(edge)
                 continue
-            keep = self._residency.unused_from(edge)
+            keep = max(edge.floor, min(held[edge], edge.resident))
             while edge.checkpoints and not edge.checkpoints[-1].floats and edge.marks[-1] > keep:
                 self._drop(edge.checkpoints[-1], "evicted")
             self._trim(edge, keep, "evicted")

@@ -219,8 +219,7 @@ class LeaseTable:
             else:
                 first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
                 self.widen(i, -(-length // table.span) + 1)
-                if table.kind is not TableKind.PREFIX:
-                    self.blocks[i][row, :first] = -1
+            self.blocks[i][row, : table.state_blocks or -(-length // table.span)] = -1
             self.filled[i, row] = self.owned[i, row] = first
         self.phase[row] = RUNNING
         return row
@@ -255,12 +254,9 @@ class LeaseTable:
         """
         dropped = [_NOTHING]
         for i, table in enumerate(self._tables):
-            if table.kind is TableKind.WINDOW:
-                keep = np.maximum(computed - table.window + 1, 0) // table.span
-            elif table.kind is TableKind.CHUNK:
-                keep = computed // table.chunk * table.chunk // table.span
-            else:
+            if table.kind not in (TableKind.WINDOW, TableKind.CHUNK):
                 continue
+            keep = table.first_needed(computed) // table.span
             owned = self.owned[i, rows]
             counts = np.maximum(np.minimum(keep, self.filled[i, rows]) - owned, 0)
             if counts.any():
