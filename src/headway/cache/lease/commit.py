@@ -61,15 +61,12 @@ class Committer:
         leases = self._leases
         note = self._note_few if len(step.rows) <= leases.few else self._note_many
         eager = note(step, done, tokens, told)
-        if done is not step.counts and (short := done < step.counts).any():
+        if leases.steps > 1 and (short := done < step.counts).any():
             rows = step.rows[short]
             leases.planned[rows] = leases.computed[rows]
             self._undo_second(rows[leases.phase[rows] == STEPPING])
         for row, start, computed in eager:
             self._commit_one(row, start, computed)
-        if self._local and (long := done > 1).any():
-            rows = step.rows[long]
-            self._pool.drop_repeated(leases.drop_behind(rows, leases.computed[rows]))
         self._drop_exports(step.exports)  # of rows whose tokens were rejected before the place: the state is not of it
         leases.ahead.pop(step.serial, None)
 
@@ -108,8 +105,7 @@ class Committer:
                 leases.tail_size[row] = size + more
                 leases.known[row] += more
             leases.computed[row] = computed
-            leases.phase[row] = leases.phase.item(row) - 1
-            leases.serial[row] = leases.later.item(row)
+            leases.end(row)
             if computed >= leases.eager.item(row) or leases.tail_size.item(row) > leases.stretch:
                 eager.append((row, start, computed))
         return eager
@@ -135,8 +131,7 @@ class Committer:
             self._append(rows, tokens, told)
             leases.known[rows] = known
         leases.computed[rows] = computed
-        leases.phase[rows] -= 1
-        leases.serial[rows] = leases.later[rows]
+        leases.end(rows)
         eager = ((computed >= leases.eager[rows]) | (leases.tail_size[rows] > leases.stretch)).nonzero()[0].tolist()
         return [(rows.item(i), starts.item(i), computed.item(i)) for i in eager]
 
@@ -163,6 +158,8 @@ class Committer:
                 leases.tail_size[row] = 0
         elif computed > start or full:
             self._publish_one(row, start, computed, record, full=full)
+        if self._local and computed - start > 1:
+            self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([computed])))
         self.set_due(row, computed)
 
     def _publish_one(self, row: int, start: int, computed: int, record: Record, *, full: bool) -> None:

@@ -130,7 +130,8 @@ class LeaseTable:
         phase: int8 [R], FREE, BROKEN (a step failed), RUNNING, STEPPING (a step is under way) or AHEAD (two are).
         known: int64 [R], tokens of the sequence told so far.
         computed: int64 [R], tokens computed and committed.
-        planned: int64 [R], tokens computed once the steps under way are committed.
+        planned: int64 [R], where the next step starts: behind the step under way, or at `computed` if there may be only
+            one (and then this is the same array).
         prompt: int64 [R], tokens of the prompt.
         due: int64 [R], position of the next checkpoint, FAR if none is planned.
         quiet: int64 [R], position up to which the blocks at hand suffice.
@@ -160,7 +161,7 @@ class LeaseTable:
         self.phase = np.zeros(rows, dtype=np.int8)
         self.known = np.zeros(rows, dtype=np.int64)
         self.computed = np.zeros(rows, dtype=np.int64)
-        self.planned = np.zeros(rows, dtype=np.int64)
+        self.planned = self.computed if steps == 1 else np.zeros(rows, dtype=np.int64)
         self.prompt = np.zeros(rows, dtype=np.int64)
         self.due = np.full(rows, FAR, dtype=np.int64)
         self.quiet = np.zeros(rows, dtype=np.int64)
@@ -268,6 +269,9 @@ class LeaseTable:
 
     def begin(self, rows: Rows, ends: NDArray[np.int64], serial: int) -> None:
         """A step that computes leases up to `ends` is under way."""
+        if self.steps == 1:
+            self.phase[rows], self.serial[rows] = STEPPING, serial
+            return
         phase = self.phase[rows]
         self.serial[rows[phase == RUNNING]] = serial
         self.phase[rows] = phase + 1
@@ -280,8 +284,17 @@ class LeaseTable:
         if phase == RUNNING:
             self.serial[row] = serial
         self.phase[row] = phase + 1
-        self.later[row] = serial
-        self.planned[row] = end
+        if self.steps > 1:
+            self.later[row] = serial
+            self.planned[row] = end
+
+    def end(self, rows: Rows | int) -> None:
+        """The older step of leases is no longer under way."""
+        if self.steps == 1:
+            self.phase[rows] = RUNNING
+        else:
+            self.phase[rows] -= 1
+            self.serial[rows] = self.later[rows]
 
     def undo_second(self, row: int) -> list[StateExport]:
         """Take a lease out of its newer step. Returns the exports that it would have made."""
@@ -312,7 +325,7 @@ class LeaseTable:
         Raises:
             LeaseError: Names the first such row.
         """
-        if len(rows) > self.few and rows.min() >= 0 and rows.max() < len(self.phase):
+        if len(rows) > self.few and rows.view(np.uint64).max() < len(self.phase):  # negative ones are large
             order, phase = np.arange(len(rows)), self.phase[rows]
             self.stamp[rows] = order
             if ((phase >= first) & (phase <= last) & (self.stamp[rows] == order)).all():
@@ -336,6 +349,7 @@ class LeaseTable:
         for name in columns:
             values = getattr(self, name)
             setattr(self, name, np.concatenate([values, np.zeros_like(values)]))
+        self.planned = self.computed if self.steps == 1 else self.planned
         self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)])
         for name in ("filled", "touched", "owned"):
             values = getattr(self, name)
@@ -395,7 +409,7 @@ class Lease:
 
     @property
     def planned(self) -> int:
-        """Tokens computed once the steps under way are committed: where the next step starts."""
+        """Where the next step starts: at `computed`, or behind the step under way if there may be a second one."""
         return self._number(self._table.planned)
 
     @property
