@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from headway.cache.index.edge import Match
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.index.tree import Match
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.table import LeaseTable, Record
-from headway.cache.policy.placement import Placement
+from headway.cache.lease.wish import Outcome, Wish
+from headway.cache.policy.placement import Place, Placement
 from headway.cache.shape.geometry import CacheGeometry, TableKind
 from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.spec import ComputeCost
@@ -46,79 +45,94 @@ class Opener:
         """Start a lease at `hit`, which is true now. Returns its row."""
         record = self._record(hit, explanation)
         row = self._leases.open(record, len(hit.prompt.tokens), hit.tokens)
-        self._index.attach(row, record.at)
-        if hit.at.node is not record.at.node:
-            self._index.settle(hit.at.node)
         if hit.tokens:
             self._take_hit(row, record, hit)
         self._committer.set_due(row, hit.tokens)
-        self._committer.try_pin(row, hit.tokens)
+        self._committer.grant_wishes(record, hit.tokens, Outcome.NO_CHECKPOINT)
         return row
 
     def _record(self, hit: Hit, explanation: Explanation) -> Record:
-        prompt, at = hit.prompt, hit.at
+        """Enter the path of a request, and plan its checkpoints."""
+        prompt, at, index = hit.prompt, hit.at, self._index
         length = len(prompt.tokens)
-        published = not prompt.no_store
-        if not published:
-            place = self._index.place(prompt.namespace, at, hit.tokens)
-            return Record(prompt, hit, explanation, place, prompt.tokens[:0], False, [])
+        if prompt.no_store:
+            anchor = index.tree.attach(index.place(prompt.namespace, at, hit.tokens))
+            return Record(prompt, hit, explanation, anchor, b"", False, [], self._wishes(prompt, None))
+        index.usage.miss(at, hit.tokens, min(at.position, length - 1))
+        plan = [] if index.floats else self._plan(hit)
+        place, anchor = index.enter(prompt.namespace, at, prompt.data[4 * at.position :])
+        rest = prompt.data[4 * place.position :]
+        return Record(prompt, hit, explanation, anchor, rest, True, plan, self._wishes(prompt, plan))
+
+    def _plan(self, hit: Hit) -> list[Place]:
+        prompt, at, length = hit.prompt, hit.at, len(hit.prompt.tokens)
         parted = 0 < at.position < length - self._geometry.lookahead and (
-            at.position < at.node.end or bool(at.node.children)
+            at.position < at.edge.end or bool(at.edge.children)
         )
-        pin = min(prompt.pin, length - max(1, self._geometry.lookahead)) if prompt.pin else 0
-        plan = []
-        self._index.reclaim.missed(at, hit.tokens, min(at.position, length - 1))
-        if self._index.tail:
-            plan = self._placement.plan(
-                length,
-                hit.tokens,
-                junction=at.position if parted else None,
-                breakpoints=prompt.breakpoints,
-                boundaries=self._admitted(prompt, hit.tokens),
-                pin=pin,
-            )
-        if hit.matched == 0:
-            at = Match(self._index.root(prompt.namespace), 0)
-        at = self._index.enter(at, prompt.tokens[at.position :])
-        rest = prompt.tokens[at.position :]
-        return Record(
-            prompt, hit, explanation, at, rest, True, plan, pin=self._placement.floor(pin) if self._index.tail else pin
+        return self._placement.plan(
+            length,
+            hit.tokens,
+            junction=at.position if parted else None,
+            breakpoints=prompt.breakpoints,
+            boundaries=self._admitted(prompt, hit.tokens),
+            pin=prompt.pin,
         )
+
+    def _wishes(self, prompt: Prompt, plan: list[Place] | None) -> tuple[Wish, ...]:
+        """The wishes of a prompt; `plan` is None where nothing of it will be stored."""
+        if not prompt.breakpoints and not prompt.pin:
+            return ()
+        asked = [("breakpoint", position) for position in prompt.breakpoints]
+        asked += [("pin", prompt.pin)] if prompt.pin else []
+        floor = (lambda position: position) if self._index.floats else self._placement.floor
+        last = len(prompt.tokens) - max(1, self._geometry.lookahead)
+        wishes = tuple(Wish(kind, position, floor(min(position, last))) for kind, position in asked)
+        placed = self._placement.breakpoints or self._index.floats
+        for wish in wishes:
+            if plan is None:
+                self._committer.close_wish(wish, Outcome.NOT_STORED)
+            elif wish.kind == "breakpoint" and not placed and all(place.position != wish.position for place in plan):
+                self._committer.close_wish(wish, Outcome.NOT_PLACED)
+        return wishes
 
     def _admitted(self, prompt: Prompt, hit: int) -> list[int]:
         """Message boundaries whose checkpoint is expected to be worth its memory."""
         blocks = sum(
             table.state_blocks or table.blocks_for(table.window or table.chunk) for table in self._geometry.tail_tables
         )
-        worth = self._index.reclaim.reuse.rate("boundary") / max(1, blocks)
-        price = self._index.reclaim.policy.price
+        worth = self._index.usage.reuse.rate("boundary") / max(1, blocks)
+        price = self._index.policy.price
         inner = [p for p in self._placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]
         return [p for p in inner if worth * self._cost.between(0, p) >= price]
 
     def _take_hit(self, row: int, record: Record, hit: Hit) -> None:
         """Fill the block tables with what the hit gives, and hold what the first step copies from."""
         leases, checkpoint = self._leases, hit.checkpoint
+        assert checkpoint is not None
+        assert record.anchor is not None
+        at = Match(Match(record.anchor.edge, record.anchor.position).edge_at(hit.tokens), hit.tokens)
         for i, table in enumerate(self._geometry.prefix_tables):
-            full, blocks = hit.tokens // table.span, leases.blocks[table.index][row]
-            partial = hit.tokens % table.span != 0
-            self._index.residency.path_ids(record.at, i, 0, blocks[: full + partial])
+            full, partial = hit.tokens // table.span, hit.tokens % table.span != 0
+            ids = self._index.tree.path_ids(at.edge, i, 0, full + partial)
+            leases.blocks[table.index][row, :full] = ids[:full]
+            self._pool.use(ids[:full])
             if partial:
-                record.sources.append((table, blocks[full : full + 1].copy()))
-                blocks[full] = -1
-        for section, table in zip(checkpoint.sections if checkpoint else (), self._geometry.tail_tables, strict=True):
+                record.sources.append((table, ids[full:]))
+        for section, table in zip(checkpoint.sections, self._geometry.tail_tables, strict=True):
             if table.kind is TableKind.STATE:
                 record.sources.append((table, section.ids))
                 continue
             full = max(0, hit.tokens // table.span - section.first)
             shared = section.ids[:full]
-            self._pool.share(shared)
+            self._pool.hold(shared)
             leases.blocks[table.index][row, section.first : section.first + len(shared)] = shared
             leases.filled[table.index, row] += len(shared)
             if len(section.ids) > full:
                 record.sources.append((table, section.ids[full:]))
         for _, source in record.sources:
-            self._pool.share(source)
-        self._index.reclaim.used(record.at, hit.tokens, checkpoint)
+            self._pool.hold(source)
+        record.anchor.held = max((hit.tokens // t.span * t.span for t in self._geometry.prefix_tables), default=0)
+        self._index.resume(at, hit.tokens, checkpoint)
 
     def _fits(self, hit: Hit, start: int) -> bool:
         """Whether the prompt of `hit`, alone in the pool but for pins, can be computed from `start` to its end.
@@ -129,17 +143,16 @@ class Opener:
         available, first = self._pool.blocks, geometry.resume_blocks(start)
         reclaim.expire_pins()
         if reclaim.pinned_blocks:
-            pinned = reclaim.pinned_position(hit.at, start) if start else 0
-            available += sum(pinned // t.span for t in geometry.prefix_tables) - reclaim.pinned_blocks
-            if pinned == start:  # what is copied of the checkpoint stays anyway
-                first -= sum(t.blocks_copied(start) for t in geometry.tail_tables)
+            available -= reclaim.pinned_blocks
+            if start:
+                available += reclaim.pins.held_within(hit.at.edge_at(start), start)
+            if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
+                first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
         return first <= available and geometry.fits(available - geometry.blocks_kept_twice(start), length, start)
 
-    def affordable(self, hit: Hit) -> Hit:
-        """`hit`, or no hit where the pool cannot hold the prompt together with what its first step copies from."""
-        if hit.tokens and not self._fits(hit, hit.tokens):
-            return replace(hit, tokens=0, kind="", checkpoint=None)
-        return hit
+    def affordable(self, hit: Hit) -> bool:
+        """Whether the pool can hold the prompt together with what its first step copies from."""
+        return not hit.tokens or self._fits(hit, hit.tokens)
 
     def refuse_unservable(self, hit: Hit) -> None:
         """Refuse a prompt that the pool could not hold at every position up to its end.
