@@ -44,8 +44,9 @@ from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.policy.eviction import eviction_policy
 from headway.cache.policy.placement import Placement
-from headway.cache.shape.checks import longs
-from headway.cache.shape.prompt import Media, Prompt, Symbols
+from headway.cache.shape.checks import TokenIds, longs
+from headway.cache.shape.prompt import Prompt
+from headway.cache.shape.symbols import Media, Symbols, SymbolTable
 from headway.errors import ConfigError, LeaseError
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
@@ -165,7 +166,7 @@ class PrefixCache(Guarded):
         self._opener = Opener(*parts, self._placement, self._committer, config.cost)
         self._namespaces: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self._namespaces_given = 0
-        self._symbols = Symbols()
+        self._symbols = SymbolTable()
         self._waterfall = Waterfall()
 
     # ---- prompts
@@ -187,11 +188,13 @@ class PrefixCache(Guarded):
         return self._namespaces[key]
 
     @guarded
-    def symbols(self, tokens: ArrayLike, media: Sequence[Media] = ()) -> Ids:
-        """Tokens as the cache compares them, int32: placeholders of media carry their content's identity.
+    def symbols(self, tokens: TokenIds, media: Sequence[Media] = ()) -> Symbols:
+        """Tokens as the cache compares them: placeholders of media carry their content's identity.
+
+        The latest 65,536 contents are remembered; one that comes again after it was forgotten is a new one.
 
         Raises:
-            LeaseError: A medium outside the tokens.
+            LeaseError: What is no token id, or media that overlap, lie outside the tokens or are not hashable.
         """
         return self._symbols.apply(tokens, media)
 
@@ -199,10 +202,16 @@ class PrefixCache(Guarded):
 
     @guarded
     def lookup(self, prompt: Prompt) -> Hit:
-        """Where `prompt` can resume. Changes nothing; O(matched tokens + branches)."""
+        """Where `prompt` can resume. Changes nothing; O(matched tokens + branches).
+
+        Raises:
+            LeaseError: The prompt has symbols of another cache.
+        """
         return self._lookup(prompt)
 
     def _lookup(self, prompt: Prompt) -> Hit:
+        if prompt.owner is not None and prompt.owner is not self._symbols.owner:
+            raise LeaseError("the prompt has symbols of another cache: ask this one for its `symbols`")
         at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.data)
         kind = checkpoint.kind if checkpoint else ""
         matched = self._matched(at.position, prompt)
