@@ -113,8 +113,9 @@ class Opener:
         assert record.anchor is not None
         at = Match(Match(record.anchor.edge, record.anchor.position).edge_at(hit.tokens), hit.tokens)
         for i, table in enumerate(self._geometry.prefix_tables):
-            full, partial = hit.tokens // table.span, hit.tokens % table.span != 0
-            ids = self._index.tree.path_ids(at.edge, i, 0, full + partial)
+            full, partial = divmod(hit.tokens, table.span)
+            record.anchor.held = max(record.anchor.held, hit.tokens - partial)
+            ids = self._index.tree.path_ids(at.edge, i, 0, full + (partial > 0))
             leases.blocks[table.index][row, :full] = ids[:full]
             self._pool.use(ids[:full])
             if partial:
@@ -132,7 +133,6 @@ class Opener:
                 record.sources.append((table, section.ids[full:]))
         for _, source in record.sources:
             self._pool.hold(source)
-        record.anchor.held = max((hit.tokens // t.span * t.span for t in self._geometry.prefix_tables), default=0)
         self._index.resume(at, hit.tokens, checkpoint)
 
     def _fits(self, hit: Hit, start: int) -> bool:
