@@ -211,7 +211,7 @@ class LeaseTable:
             else:
                 first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
                 self.widen(i, -(-length // table.span) + 1)
-            self.blocks[i][row, : table.state_blocks or -(-length // table.span)] = -1
+            self.blocks[i][row, : table.state_blocks or first + 1] = -1
             self.filled[i, row] = self.owned[i, row] = first
         self.phase[row] = RUNNING
         return row
@@ -231,10 +231,10 @@ class LeaseTable:
             self._move(table, len(blocks), max(width, blocks.shape[1] * 3 // 2))
 
     def _move(self, table: int, rows: int, width: int) -> None:
-        """Move a table to a larger array: what running leases have written."""
+        """Move a table to a larger array: what running leases hold, and the -1 that says that a lease has no more."""
         old, self.blocks[table] = self.blocks[table], _table(rows, width)
         for row in self.active_rows():
-            end = self.filled.item(table, row)
+            end = self._tables[table].state_blocks or min(self.filled.item(table, row) + 1, old.shape[1])
             self.blocks[table][row, :end] = old[row, :end]
         self.touched[table] = 0
 
