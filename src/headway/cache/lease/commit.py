@@ -317,7 +317,8 @@ class Committer:
         if leases.restored[row]:
             leases.calm[row] = min(leases.quiet.item(row), due - 1)
             full = computed + leases.stretch - leases.tail_size.item(row)
-            leases.eager[row] = 0 if computed < leases.prompt.item(row) else min(due, full)
+            told = max(leases.prompt.item(row), record.anchor.position if record.anchor else 0)
+            leases.eager[row] = 0 if computed < told else min(due, full)
 
     def fail(self, step: Step) -> None:
         """See `PrefixCache.fail`."""
