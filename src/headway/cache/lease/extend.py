@@ -165,8 +165,7 @@ class Extender:
         if self._local:  # a step under way may still read what only the steps before it let go
             self._pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
         state = self._state_blocks if self._state and not leases.filled.item(self._state.index, row) else 0
-        places: list[Place] = []
-        need: list[int] = []
+        places, need = due[:0], [0]
         while end > start:
             places = [place for place in due if place.position <= end]
             need = [-(-end // t.span) - leases.filled.item(t.index, row) for t in self._token_tables]
