@@ -21,6 +21,7 @@ MEANING = {
     FORGOTTEN: "so long gone that nothing of it is remembered",
     Reason.STATE_NEVER_TAKEN.value: "computed before, but no checkpoint was taken there",
     Reason.LOOKAHEAD.value: "a draft's entries depend on later tokens",
+    Reason.NO_ROOM.value: "the memory cannot hold the prompt and what resuming here would copy",
     Reason.STILL_COMPUTING.value: "a running request is computing it",
     Reason.TIER_MISSED.value: "no lower tier had it",
     Reason.TIER_FAILED.value: "a lower tier failed to load it",
@@ -34,6 +35,7 @@ REMEDIES = {
     FORGOTTEN: "give more memory: these prefixes come back long after they had to go",
     Reason.STATE_NEVER_TAKEN.value: "add interval:N to --placement, or mark breakpoints in requests",
     Reason.LOOKAHEAD.value: "use a draft whose entries do not look ahead (DFlash, DSpark)",
+    Reason.NO_ROOM.value: "give a little more memory than the longest prompt needs",
     Reason.STILL_COMPUTING.value: "send what shares a prefix a little apart, or all of it to one server",
     REFUSED: "give at least the memory that the longest prompt needs",
 }

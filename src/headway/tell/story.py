@@ -22,7 +22,7 @@ class Mark:
         what: "checkpoint", "gone" (a checkpoint was here), "resident" (attention is kept up to here), "known" (the
             tree knows the path up to here), or "taken" (this request leaves a checkpoint).
         kind: Kind of placement, where it is about a checkpoint.
-        hits: Requests that resumed from it so far.
+        uses: How often requests wanted to resume there so far.
         ago: Seconds since it went, where it is gone.
         cause: Why it went.
     """
@@ -30,7 +30,7 @@ class Mark:
     position: int
     what: str
     kind: str = ""
-    hits: int = 0
+    uses: int = 0
     ago: float = 0.0
     cause: str = ""
 
@@ -130,7 +130,7 @@ def _shortened(lines: Sequence[str], most: int) -> Iterator[str]:
 
 def _what(mark: Mark, story: Story) -> str:
     if mark.what == "checkpoint":
-        times = f"resumed from {mark.hits:,} times" if mark.hits != 1 else "resumed from once"
+        times = f"wanted {mark.uses:,} times" if mark.uses != 1 else "wanted once"
         here = "  <- it resumes here" if story.hit_tokens and mark.position == story.hit_tokens else ""
         return f"checkpoint ({mark.kind}), {times} so far{here}"
     if mark.what == "gone":

@@ -53,7 +53,7 @@ def test_the_next_one_resumes_there() -> None:
     story = story_of(TRACE, CONFIG, 3)
     assert (story.hit_tokens, story.resumed_from) == (20, "junction")
     assert story.lost == {"parted": 23}
-    assert "20  checkpoint (junction), resumed from 0 times so far  <- it resumes here" in said(story)
+    assert "20  checkpoint (junction), wanted 0 times so far  <- it resumes here" in said(story)
 
 
 def test_a_turn_resumes_from_the_end_of_the_prompt_before() -> None:

@@ -1,8 +1,8 @@
 """The command `headway explain`: what there is to say about one request.
 
 The run stops just before the request, so the cache is as the request finds it. Who passed a position before is counted
-from the trace itself; what is kept there is read off the cache's tree; what was lost, and why, is what the request's
-own run writes down, so the figures are those of `headway replay`.
+from the trace itself; what is kept there is what the cache knows of its path; what was lost, and why, is what the
+request's own run writes down, so the figures are those of `headway replay`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from headway.cache import CheckpointRemoved, CheckpointStored, Event, Hit
+from headway.cache import CheckpointRemoved, CheckpointStored, Event, Path
 from headway.errors import ConfigError
 from headway.formats import Trace
 from headway.option_records import with_records
@@ -26,6 +26,7 @@ from headway.replay.ask.progress import replaying
 from headway.replay.ask.sizing import Setting
 from headway.replay.config import ReplayConfig
 from headway.replay.replay import replay_trace
+from headway.replay.run.ledger import Progress
 from headway.replay.run.order import PausedRun
 from headway.replay.trace.prefixes import number_prefixes, read_outputs, sequences
 from headway.tell.run import Stretch
@@ -89,9 +90,7 @@ def _telling_request(requests: Trace, config: ReplayConfig) -> int:
     return worst[0].last_request if worst else 0
 
 
-def story_of(
-    trace: Trace, config: ReplayConfig, request: int, progress: Callable[[int, int], None] | None = None
-) -> Story:
+def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progress | None = None) -> Story:
     """Run a trace up to a request, and tell what becomes of it.
 
     Args:
@@ -113,7 +112,7 @@ def story_of(
 
     hit = paused.cache.lookup(paused.prompt)
     found = paused.cache.explain(paused.prompt)
-    marks = list(_marks(hit, float(trace.times[request]), tokens))
+    marks = list(_marks(paused.cache.path(paused.prompt), tokens))
     events: list[Event] = []
     paused.cache.subscribe(events.append)
     reused, lost = paused.resume()
@@ -134,7 +133,7 @@ def story_of(
         lost=lost,
         details=[
             f"[{tokens(loss.start):,}, {tokens(loss.stop):,}) {loss.reason.value}: "
-            + _scaled(loss.detail, paused.symbol)
+            f"{loss.detail._replace(position=tokens(loss.detail.position))}"
             for loss in found.losses
             if loss.detail
         ],
@@ -142,20 +141,19 @@ def story_of(
     )
 
 
-def _marks(hit: Hit, now: float, tokens: Callable[[int], int]) -> Iterator[Mark]:
-    """What the tree has on the path that the prompt follows, up to where it leaves it."""
-    end = hit.at.position
+def _marks(path: Path, tokens: Callable[[int], int]) -> Iterator[Mark]:
+    """What the cache knows on the path that the prompt follows, up to where it leaves it."""
+    end = path.matched
     if not end:
         return
-    nodes = list(hit.at.node.path())
-    for node in nodes:
-        for checkpoint in node.checkpoints:
-            if checkpoint.position <= end:
-                yield Mark(tokens(checkpoint.position), "checkpoint", checkpoint.kind, checkpoint.hits)
-        for lost in node.lost:
-            if lost.position <= end and lost.position not in node.marks:
-                yield Mark(tokens(lost.position), "gone", lost.kind, 0, now - lost.when, lost.cause)
-    resident = max((min(node.resident, end) for node in nodes if node.resident > node.start), default=0)
+    kept = [checkpoint for part in path.parts for checkpoint in part.checkpoints if checkpoint.position <= end]
+    for checkpoint in kept:
+        yield Mark(tokens(checkpoint.position), "checkpoint", checkpoint.kind, checkpoint.uses)
+    there = {checkpoint.position for checkpoint in kept}
+    for lost in (lost for part in path.parts for lost in part.lost):
+        if lost.position <= end and lost.position not in there:
+            yield Mark(tokens(lost.position), "gone", lost.kind, 0, lost.age, lost.cause)
+    resident = max((min(part.resident, end) for part in path.parts if part.resident > part.start), default=0)
     yield Mark(tokens(resident), "resident")
     yield Mark(tokens(end), "known")
 
@@ -178,12 +176,3 @@ def _stretches(trace: Trace, config: ReplayConfig, request: int) -> list[Stretch
         for a, b in pairwise(cuts)
         if a * width < total
     ]
-
-
-def _scaled(detail: str, symbol: int) -> str:
-    """The cache's words about positions of symbols, in tokens."""
-    words = detail.split()
-    for i, word in enumerate(words[:-1]):
-        if word == "at" and words[i + 1].isdigit():
-            words[i + 1] = f"{int(words[i + 1]) * symbol:,}"
-    return " ".join(words)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headway.cache.geometry import CacheGeometry, TableKind
-from headway.cache.index import PrefixIndex
-from headway.cache.lease import FAR, RUNNING, STEPPING, LeaseTable, Record, Rows, ragged
-from headway.cache.numbers import longs
-from headway.cache.placement import Place
-from headway.cache.pool import BlockPool
-from headway.cache.step import StateExport, Step
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.lease.step import StateExport, Step
+from headway.cache.lease.table import FAR, RUNNING, STEPPING, LeaseTable, Record, Rows, ragged
+from headway.cache.policy.placement import Place
+from headway.cache.shape.checks import longs
+from headway.cache.shape.geometry import CacheGeometry, TableKind
 from headway.errors import LeaseError
 
 __all__ = ["Extender"]
@@ -121,7 +121,7 @@ class Extender:
         """Blocks for positions up to `ends`; returns the ends reached (`starts` where nothing could be had)."""
         if len(rows) == 0:
             return ends
-        self._pool.release_repeated(self._leases.drop_behind(rows, starts))
+        self._pool.drop_repeated(self._leases.drop_behind(rows, starts))
         need = np.zeros((len(self._token_tables), len(rows)), dtype=np.int64)
         for i, table in enumerate(self._token_tables):
             need[i] = np.maximum(-(-ends // table.span) - self._leases.filled[table.index, rows], 0)
@@ -158,7 +158,7 @@ class Extender:
         if self._state_blocks and not self._inside:
             end = min(end, leases.due.item(row))
         if self._local:
-            self._pool.release_repeated(leases.drop_behind(np.array([row]), np.array([start])))
+            self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([start])))
         places: list[Place] = []
         need: list[int] = []
         while end > start:

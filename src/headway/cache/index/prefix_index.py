@@ -1,0 +1,208 @@
+"""The prefix index: the tree of known sequences together with the memory that keeps them reusable.
+
+It finds where a prompt can resume, keeps the places of running leases, and publishes what they computed. Of leases it
+knows the places where they end and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.index.edge import Anchor, Checkpoint, Edge, Match, Section
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.reclaim import Reclaimer
+from headway.cache.index.residency import Residency
+from headway.cache.index.tree import PrefixTree
+from headway.cache.index.usage import Usage
+from headway.cache.policy.eviction import EvictionPolicy
+from headway.cache.shape.geometry import CacheGeometry, TableKind
+from headway.cache.shape.spec import ComputeCost
+
+__all__ = ["PrefixIndex"]
+
+Ids = NDArray[np.int32]
+_FEW_NAMESPACES = 64
+"""Namespaces among which empty ones are not looked for."""
+
+
+class PrefixIndex:
+    """The tree of known sequences, what of it is resident, and who is computing where.
+
+    Attributes:
+        floats: The model can resume anywhere: it has no windows, chunks or states.
+        pool: The blocks.
+        policy: Ranks what could be evicted.
+        tree: The edges.
+        residency: Moves resident ends.
+        usage: What was used, and what was learned of it.
+        reclaim: Makes room.
+        version: Changes with every change of the index.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        pool: BlockPool,
+        policy: EvictionPolicy,
+        *,
+        cost: ComputeCost,
+        clock: Callable[[], float],
+        pin_share: float,
+        history: tuple[int, int],
+    ) -> None:
+        """Make an empty index."""
+        self._geometry = geometry
+        self.floats = not geometry.tail_tables
+        self.pool = pool
+        self.policy = policy
+        self.tree = PrefixTree(geometry.lookahead, geometry.prefix_tables, pool, floats=self.floats)
+        self.residency = Residency(self.tree, pool)
+        self.usage = Usage(policy, self.tree)
+        self.reclaim = Reclaimer(
+            self.tree,
+            pool,
+            self.residency,
+            self.usage,
+            policy,
+            cost=cost,
+            clock=clock,
+            pin_share=pin_share,
+            history=history,
+        )
+        self.version = 0
+        self._roots_before_sweep = _FEW_NAMESPACES
+
+    # ---- finding
+
+    def find(self, namespace: int, data: bytes) -> tuple[Match, int, Checkpoint | None]:
+        """How far a prompt follows a known path, where it can resume, and the checkpoint that serves it. Pure."""
+        at = self.tree.find(namespace, data)
+        limit = min(at.position, len(data) // 4 - 1)
+        position, checkpoint = at.edge.resume_point(limit) if limit > 0 else (0, None)
+        return at, position, checkpoint
+
+    def known_elsewhere(self, namespace: int, data: bytes, latest: int) -> int:
+        """Positions of `data` that the one of the `latest` other namespaces knows that knows most."""
+        if len(self.tree.roots) == 1 and namespace in self.tree.roots:  # the usual case
+            return 0
+        others = [name for name in list(self.tree.roots)[-latest - 1 :] if name != namespace][-latest:]
+        return max((self.tree.find(name, data).position for name in others), default=0)
+
+    def hit_blocks(self, at: Match, position: int, checkpoint: Checkpoint, table: int) -> Ids:
+        """Block ids of one table under a hit at `position` of the path to `at`."""
+        geometry = self._geometry.tables[table]
+        if geometry.kind is TableKind.PREFIX:
+            number = self._geometry.prefix_tables.index(geometry)
+            return self.tree.path_ids(at.edge_at(position), number, 0, geometry.blocks_for(position)).copy()
+        return checkpoint.sections[self._geometry.tail_tables.index(geometry)].ids.copy()
+
+    # ---- places of leases
+
+    def place(self, namespace: int, at: Match, position: int) -> Match:
+        """The place at `position` of the path to `at`."""
+        return Match(at.edge_at(position), position) if position else Match(self._root(namespace), 0)
+
+    def enter(self, namespace: int, at: Match, data: bytes) -> tuple[Match, Anchor]:
+        """Make `data` known from `at` on, where nothing known continues with it, and let a lease end behind it."""
+        if at.position == 0:
+            at = Match(self._root(namespace), 0)
+        place = self.tree.enter(at, data)
+        anchor = self.tree.attach(place)
+        if place.edge is not at.edge:
+            self.reclaim.tidy(at.edge)
+        self._entered(at, place)
+        return place, anchor
+
+    def advance(self, anchor: Anchor, data: bytes, computed: int) -> None:
+        """The sequence of a lease, computed up to `computed`, goes on with `data`: move its place behind it."""
+        left = Match(anchor.edge, anchor.position)
+        known = self.tree.follow(left, data)
+        place = self.tree.enter(known, data[4 * (known.position - left.position) :])
+        self.tree.move(anchor, place)
+        self.tree.mark_computed(place.edge, left.position, min(place.position, computed))
+        for edge in {left.edge, known.edge} - {place.edge}:
+            self.reclaim.tidy(edge)
+        self._entered(known, place)
+
+    def retract(self, anchor: Anchor, position: int) -> None:
+        """A lease will compute nothing behind `position`: move its place there if it is further."""
+        if position < anchor.position:
+            left = anchor.edge
+            edge = Match(left, anchor.position).edge_at(position) if position else left.root()
+            self.tree.move(anchor, Match(edge, position))
+            self.version += 1
+            self.reclaim.tidy(left)
+
+    def leave(self, anchor: Anchor) -> None:
+        """A lease has ended."""
+        self.version += 1
+        self.tree.detach(anchor)
+        self.reclaim.tidy(anchor.edge)
+
+    def _entered(self, at: Match, place: Match) -> None:
+        if place.position > at.position:
+            self.version += 1
+            self.reclaim.trim_history()
+
+    def _root(self, namespace: int) -> Edge:
+        if namespace not in self.tree.roots and len(self.tree.roots) >= self._roots_before_sweep:
+            for root in list(self.tree.roots.values()):  # clients choose cache salts, so there is no end of them
+                if not root.children and not root.anchors:
+                    self.tree.drop_root(root)
+            self._roots_before_sweep = 2 * len(self.tree.roots) + _FEW_NAMESPACES
+        return self.tree.root(namespace)
+
+    # ---- publishing
+
+    def publish(self, at: Match, rows: Sequence[Ids], *, given: bool) -> None:
+        """Make the path to `at` resident (all of it computed) with the blocks of a lease, see `Residency.grow`."""
+        self.version += 1
+        self.usage.extend(self.residency.grow(at, rows, given=given))
+
+    def take_checkpoint(self, at: Match, kind: str, sections: tuple[Section, ...]) -> None:
+        """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references."""
+        self.version += 1
+        checkpoint = Checkpoint(at.position, kind, sections, at.edge)
+        self.residency.store(checkpoint)
+        self.usage.take(checkpoint)
+        self.reclaim.queue.push(checkpoint)
+
+    def resume(self, at: Match, position: int, checkpoint: Checkpoint) -> None:
+        """A lease resumes at `position` of the path to `at`, by `checkpoint`."""
+        self.usage.resume(at, position, checkpoint)
+        if not checkpoint.floats:
+            self.reclaim.queue.push(checkpoint)
+
+    def make_room(self, blocks: int) -> bool:
+        """Evict until `blocks` are free. Returns whether they are."""
+        if self.pool.free >= blocks:
+            return True
+        self.version += 1
+        return self.reclaim.make_room(blocks)
+
+    # ---- wishes
+
+    def pin(self, edge: Edge, position: int, seconds: float) -> bool:
+        """Pin the path through `edge` up to `position`; see `Pins.pin`."""
+        return self.reclaim.pins.pin(edge, position, seconds)
+
+    def unpin(self, at: Match) -> int:
+        """End all pins on the path to `at`. Returns how many."""
+        pins = [pin for edge in at.edge.path() for pin in edge.pins if pin.position <= at.position]
+        for pin in pins:
+            self.reclaim.unpin(pin)
+        self.version += bool(pins)
+        return len(pins)
+
+    def forget(self, tops: Sequence[Edge], cause: str) -> int:
+        """Forget edges and all behind them; nothing runs there. Returns the checkpoints dropped."""
+        self.version += 1
+        dropped = 0
+        for top in tops:
+            dropped += self.reclaim.forget(top, cause)
+            if top.parent is not None:
+                self.reclaim.tidy(top.parent)
+        return dropped

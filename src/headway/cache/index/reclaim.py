@@ -1,0 +1,234 @@
+"""Making room: what is evicted, and what is remembered of it.
+
+There is one thing that can be evicted: a checkpoint. Evicting one inside a path frees its own blocks alone; evicting
+the last one of a path frees the entries behind the previous one too, because entries beyond the last checkpoint of a
+path can never be hit. A checkpoint that floats moves back by as many blocks as are wanted, and the entries behind it
+go.
+
+What could be had is known without looking: the blocks that no lease and no pin uses (`BlockPool.available`). So an
+exhausted pool is not searched, and what is promised is found: in the queue of what is idle, or, as a last resort, on
+paths of running leases behind what those leases use.
+
+What went stays known for a while (tokens only): so a miss can be explained, and it is seen where traffic parts. The
+oldest of it is forgotten when all that is known takes more than so many bytes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
+from headway.cache.index.pins import Pins
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.residency import Residency
+from headway.cache.index.tree import PrefixTree
+from headway.cache.index.usage import Usage, count
+from headway.cache.policy.eviction import Candidate, EvictionPolicy, EvictionQueue
+from headway.cache.shape.spec import ComputeCost
+
+__all__ = ["Reclaimer"]
+
+
+class Reclaimer:
+    """Eviction, pins and history of one index.
+
+    Attributes:
+        queue: What can be evicted, by priority.
+        pins: What must stay.
+    """
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        pool: BlockPool,
+        residency: Residency,
+        usage: Usage,
+        policy: EvictionPolicy,
+        *,
+        cost: ComputeCost,
+        clock: Callable[[], float],
+        pin_share: float,
+        history: tuple[int, int],
+    ) -> None:
+        """Make room in `pool` by moving resident ends of `tree` back; `history`: most tokens and bytes known."""
+        self._tree = tree
+        self._pool = pool
+        self._residency = residency
+        self._usage = usage
+        self._policy = policy
+        self._cost = cost
+        self._clock = clock
+        self._span = min((table.span for table in tree.tables), default=1)
+        self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, policy)
+        self.pins = Pins(tree, pool, share=pin_share, clock=clock)
+        self._history: OrderedDict[Edge, None] = OrderedDict()
+        self._history_tokens, self._history_bytes = history
+
+    # ---- eviction
+
+    def make_room(self, blocks: int) -> bool:
+        """Evict until `blocks` are free. Returns whether they are; if not, nothing has changed."""
+        if self._pool.free >= blocks:
+            return True
+        self.expire_pins()
+        if blocks > self._pool.available:
+            return False
+        before = self._pool.free
+        while self._pool.free < blocks:
+            victim = self.queue.pop()
+            if victim is None:
+                self._trim_busy_paths()
+                break
+            self._evict(*victim, blocks - self._pool.free)
+        self._usage.counters.blocks_evicted += self._pool.free - before
+        return self._pool.free >= blocks
+
+    def _candidate(self, item: Checkpoint) -> Candidate | None:
+        """What evicting `item` would free and cost, or None if it must stay or nothing would become free."""
+        if item.pinned:
+            return None
+        edge, now = item.edge, self._usage.ticks
+        keep, blocks = self._fallback(item, 1), item.blocks
+        if edge.marks[-1] == item.position and edge.idle and keep < item.position:
+            blocks += self._residency.would_free(edge, keep)
+        if blocks == 0:
+            return None
+        idle = now - item.used
+        rate = self._usage.reuse.rate(item.kind, item.uses, idle if item.floats else now - item.born, idle)
+        saved = self._cost.between(keep, item.position)
+        return Candidate(item.kind, item.position, item.uses, rate, saved, blocks, item.used, item.age)
+
+    def _fallback(self, item: Checkpoint, blocks: int) -> int:
+        """Where a request that `item` serves would resume once it is gone, or has moved back by `blocks`."""
+        edge = item.edge
+        if item.floats:
+            return max(edge.floor, (-(-item.position // self._span) - blocks) * self._span)
+        return edge.resume_point(item.position - 1)[0]
+
+    def _evict(self, item: Checkpoint, candidate: Candidate, wanted: int) -> None:
+        self._policy.evicted(candidate)
+        edge = item.edge
+        if item.floats:
+            self._trim(edge, self._fallback(item, wanted), "evicted")
+        else:
+            self._drop(item, "evicted")
+        if not edge.marks or edge.marks[-1] <= item.position:
+            self.tidy(edge, "evicted")
+
+    def _drop(self, item: Checkpoint, cause: str) -> None:
+        """Evict a checkpoint that does not float."""
+        count(self._usage.counters.evicted, item.kind)
+        if item.hits == 0:
+            count(self._usage.counters.evicted_unused, item.kind)
+        self._residency.remove(item, cause)
+        lost = LostCheckpoint(item.position, item.kind, self._clock(), cause, item.born, item.uses)
+        self._tree.remember(item.edge, lost)
+
+    def _trim(self, edge: Edge, keep: int, cause: str) -> None:
+        if keep < edge.resident:
+            self._residency.shrink(edge, keep, cause)
+            if self._tree.floats:
+                edge.trim = Trim(self._clock(), cause)
+
+    def _trim_busy_paths(self) -> None:
+        """Last resort: free what lies behind all that leases and pins use, and second copies of blocks.
+
+        What is idle and not pinned has gone by now, so whatever holds a block without a user lies on the way to a
+        lease or to a pin.
+        """
+        ways = {edge for one in self._tree.edges() if one.anchors or one.pins for edge in one.path()}
+        for edge in sorted(ways, key=lambda one: -one.start):
+            if edge.resident_children:
+                self._residency.merge_last_blocks(edge)
+                continue
+            keep = self._residency.unused_from(edge)
+            while edge.checkpoints and not edge.checkpoints[-1].floats and edge.marks[-1] > keep:
+                self._drop(edge.checkpoints[-1], "evicted")
+            self._trim(edge, keep, "evicted")
+
+    # ---- what is known
+
+    def tidy(self, edge: Edge, cause: str = "unreachable") -> None:
+        """Bring `edge` and its ancestors in order after something that held them is gone.
+
+        Entries beyond the last checkpoint go, what can be evicted is queued, what nobody computed and nobody will is
+        forgotten.
+        """
+        while edge.parent is not None:
+            parent, idle = edge.parent, edge.idle
+            if idle:
+                self._trim(edge, edge.marks[-1] if edge.marks else edge.start, cause)
+                if edge.checkpoints:
+                    self.queue.push(edge.checkpoints[-1])
+            gone = self._forget_uncomputed(edge)
+            if not gone and (not idle or edge.resident > edge.start):
+                return
+            edge = parent
+
+    def _forget_uncomputed(self, edge: Edge) -> bool:
+        """Forget the tokens of a leaf that nobody computed and nobody will. Returns whether nothing is left of it."""
+        if edge.children:
+            return False
+        keep = max([edge.resident, edge.computed, *(anchor.position for anchor in edge.anchors)])
+        if keep < edge.end and self._cut(edge, keep):
+            return True
+        if not edge.busy and edge.end > edge.resident:
+            self._history[edge] = None
+        return False
+
+    def trim_history(self) -> None:
+        """Forget the oldest ghosts while too much is known."""
+        while self._history and (self._tree.tokens > self._history_tokens or self._tree.nbytes > self._history_bytes):
+            edge, _ = self._history.popitem(last=False)
+            parent = edge.parent
+            if edge.children or edge.busy or parent is None:
+                continue
+            gone = self._cut(edge, edge.resident)
+            if gone and parent.parent is not None and not parent.children and parent.end > parent.resident:
+                self._history[parent] = None
+                self._history.move_to_end(parent, last=False)
+
+    def _cut(self, edge: Edge, keep: int) -> bool:
+        gone = self._tree.cut(edge, keep)
+        if gone:
+            for checkpoint in edge.checkpoints:
+                self.queue.discard(checkpoint)
+            self._history.pop(edge, None)
+        return gone
+
+    def forget(self, top: Edge, cause: str) -> int:
+        """Forget an edge and all behind it; nothing runs there. Returns the checkpoints dropped."""
+        below, dropped = [top], 0
+        for edge in below:
+            below.extend(edge.children.values())
+        for edge in reversed(below):
+            for pin in list(edge.pins):
+                self.pins.lift(pin)
+            for checkpoint in [one for one in edge.checkpoints if not one.floats]:
+                self.queue.discard(checkpoint)
+                self._residency.remove(checkpoint, cause)
+                dropped += 1
+            self._residency.shrink(edge, edge.start, cause)
+            self._cut(edge, edge.start)
+        return dropped
+
+    # ---- pins
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Blocks under pins."""
+        return self._pool.pinned
+
+    def unpin(self, pin: Pin) -> None:
+        """End a pin; what it held can be evicted again."""
+        edge, checkpoint = pin.edge, pin.edge.checkpoint_at(pin.position)
+        self.pins.lift(pin)
+        if checkpoint is not None:
+            self.queue.push(checkpoint)
+        self.tidy(edge)
+
+    def expire_pins(self) -> None:
+        """End the pins whose time is over."""
+        for pin in self.pins.expired():
+            self.unpin(pin)

@@ -1,0 +1,157 @@
+"""Which blocks edges and checkpoints hold: moving the resident end forward and back.
+
+Every table of full attention has its own run of block ids on each edge. When an edge's resident end moves forward, the
+blocks of the lease that computed the stretch become the edge's; when it moves back, they are released. A block that is
+only partly filled at the resident end is held by the edge and by the lease that goes on writing behind it; whoever
+resumes inside it writes to a copy. When the stretch behind it becomes resident from another lease's copy, that copy
+takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.index.edge import Checkpoint, Edge, Match
+from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Listeners, ResidentGrown, ResidentShrunk
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.tree import PrefixTree
+
+__all__ = ["Residency"]
+
+Ids = NDArray[np.int32]
+
+
+class Residency:
+    """Holds and releases the blocks of edges and checkpoints, and tells listeners.
+
+    Attributes:
+        checkpoints: Checkpoints kept that do not float.
+        listeners: Who is told of every change.
+    """
+
+    def __init__(self, tree: PrefixTree, pool: BlockPool) -> None:
+        """Keep blocks of `pool` on the edges of `tree`."""
+        self._tree = tree
+        self._pool = pool
+        self.checkpoints = 0
+        self.listeners = Listeners()
+
+    def grow(self, at: Match, rows: Sequence[Ids], *, given: bool) -> list[Edge]:
+        """Make the path to `at` resident with the blocks of `rows` (one block-table row per prefix table).
+
+        Only what is not resident yet is taken.
+
+        Args:
+            at: The place; everything before it is computed, and the lease of `rows` holds what is not resident.
+            rows: The lease's block tables.
+            given: Blocks that the path fills to their ends change hands: the lease's reference becomes the edge's.
+                The last one, where it is only partly filled, gets one more holder: the lease goes on writing behind
+                it, or the next edge names it too. If not given, the lease keeps a reference on each.
+
+        Returns:
+            The edges that grew, topmost first.
+        """
+        missing = [edge for edge in at.edge.path() if edge.resident < min(edge.end, at.position)]
+        missing.reverse()
+        for edge in missing:
+            stop = min(edge.end, at.position)
+            for i, (table, run, row) in enumerate(zip(self._tree.tables, edge.runs, rows, strict=True)):
+                span = table.span
+                begin, end = edge.start // span + len(run), -(-stop // span)
+                if edge.resident > edge.start and edge.resident % span:
+                    begin -= 1
+                    self._rename_last(edge, i, row.item(begin))
+                    run.pop()
+                ids = row[begin:end]
+                run.frombytes(ids.tobytes())
+                if not given:
+                    self._pool.share(ids)
+                elif stop % span:
+                    self._pool.share_one(row.item(end - 1))
+            edge.move_resident(stop)
+            if edge.computed <= stop:
+                edge.trim = None
+        if missing and self.listeners:
+            prefix = at.edge.prefix(at.position, self._tree.lookahead)
+            self.listeners.tell(ResidentGrown(at.edge.root().namespace, at.position, prefix))
+        return missing
+
+    def shrink(self, edge: Edge, keep: int, cause: str) -> None:
+        """Keep of `edge` only what lies before `keep`, at least its start."""
+        if edge.resident <= keep:
+            return
+        if self.listeners:
+            prefix = edge.prefix(edge.resident, self._tree.lookahead)
+            self.listeners.tell(ResidentShrunk(edge.root().namespace, edge.resident, prefix, keep, cause))
+        for table, run in zip(self._tree.tables, edge.runs, strict=True):
+            size = -(-keep // table.span) - edge.start // table.span if keep > edge.start else 0
+            self._pool.release(np.array(run[size:], dtype=np.int32))
+            del run[size:]
+        edge.move_resident(keep)
+
+    def merge_last_blocks(self, edge: Edge) -> None:
+        """Let an edge that ends inside a block name a child's copy of it instead of its own, if no child uses its own.
+
+        The child's copy holds the entries of both. Only worth it when memory is short: it binds the edge to the child.
+        """
+        for i, table in enumerate(self._tree.tables):
+            if edge.resident < edge.end or edge.end % table.span == 0:
+                continue
+            copies = {child.runs[i][0] for child in edge.children.values() if child.resident > child.start}
+            if copies and edge.runs[i][-1] not in copies:
+                block = min(copies)
+                self._pool.share_one(block)
+                self._rename_last(edge, i, block)
+
+    def _rename_last(self, edge: Edge, table: int, block: int) -> None:
+        """Name `block`, which holds the same entries, in place of the last one of `edge`; pins move with it."""
+        run, span = edge.runs[table], self._tree.tables[table].span
+        old, first = run[-1], (edge.start // span + len(run) - 1) * span
+        if old != block:
+            for pin in edge.pins:
+                if pin.position > first:
+                    self._pool.unpin(np.array([old], dtype=np.int32))
+                    self._pool.pin(np.array([block], dtype=np.int32))
+        self._pool.release_one(old)
+        run[-1] = block
+
+    def would_free(self, edge: Edge, keep: int) -> int:
+        """Block ids that `edge` names for positions of [keep, resident) only."""
+        count = sum([len(run) for run in edge.runs])
+        if keep > edge.start:
+            count -= sum([-(-keep // table.span) - edge.start // table.span for table in self._tree.tables])
+        return count
+
+    def unused_from(self, edge: Edge) -> int:
+        """The lowest position from which on no lease and no pin needs what `edge` holds."""
+        needed = edge.floor
+        for table, run in zip(self._tree.tables, edge.runs, strict=True):
+            used = np.flatnonzero(self._pool.users[np.array(run, dtype=np.int64)])
+            if len(used):
+                needed = max(needed, (edge.start // table.span + used.item(-1) + 1) * table.span)
+        return min(needed, edge.resident)
+
+    def store(self, checkpoint: Checkpoint) -> None:
+        """Put a checkpoint, which brings its references, on its edge."""
+        edge = checkpoint.edge
+        edge.add_checkpoint(checkpoint)
+        self.checkpoints += 1
+        if self.listeners:
+            prefix = edge.prefix(checkpoint.position, self._tree.lookahead)
+            event = CheckpointStored(edge.root().namespace, checkpoint.position, prefix, checkpoint.kind)
+            self.listeners.tell(event)
+
+    def remove(self, checkpoint: Checkpoint, cause: str) -> None:
+        """Drop a checkpoint that does not float, and its references."""
+        edge = checkpoint.edge
+        if self.listeners:
+            prefix = edge.prefix(checkpoint.position, self._tree.lookahead)
+            event = CheckpointRemoved(edge.root().namespace, checkpoint.position, prefix, checkpoint.kind, cause)
+            self.listeners.tell(event)
+        edge.remove_checkpoint(checkpoint)
+        self.checkpoints -= 1
+        for section in checkpoint.sections:
+            self._pool.release(section.ids)

@@ -1,0 +1,388 @@
+"""The prefix tree: which token sequences are known, and how far each is resident.
+
+A radix tree over token ids: exact (no hashes), token-granular, and its cost is set by branches, not by blocks. An
+edge is one run of tokens. It carries the block ids of the tables that need the whole prefix, and checkpoints *inside*
+it, sorted by position: a conversation of 300 turns is still one edge and one comparison.
+
+What is kept of an edge is always a prefix of it, so one number (`resident`) says it, and one structure answers four
+questions: what can be reused (resident), what is being computed (known, not computed), what was here and is gone
+(computed, not resident: a ghost), and where traffic parts (a branch).
+
+With draft groups an entry also depends on `lookahead` (L) later tokens. So positions count *entries*: the tree is one
+over (L+1)-grams, two sequences that share m tokens share m - L positions, and an edge's text holds the L tokens
+behind its end as well. What a position means is then the same on every branch behind it: a branch that parts at token
+m has its own entries from m - L on.
+
+Everything that lies on an edge is moved here and nowhere else: `split` divides it, `cut` forgets it, `enter` lets an
+edge grow. A record that is added to an edge is added to these three.
+
+Invariants:
+    * start <= resident <= end; a child has something resident only where its parent is resident to its end.
+    * `runs[i]` holds the ids of the block indices [start // span, ceil(resident / span)) of prefix table i, one
+      reference each; two edges that meet inside a block both name a block for it (the same one or two copies).
+    * Checkpoints lie in (start, resident], pins in (start, resident], anchors in (start, end].
+    * Every known position is computed, or lies before an anchor: what nobody computed and nobody will is forgotten.
+
+Rejected: a node per block (cost grows with length, and the block size becomes the granularity of hits); hash chains
+(collisions, and the hash must be computed for the whole prompt before anything is known).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.index.edge import Anchor, Checkpoint, Edge, LostCheckpoint, Match
+from headway.cache.index.pool import BlockPool
+from headway.cache.policy.reuse import PATH
+from headway.cache.shape.geometry import TableGeometry
+
+__all__ = ["EDGE_BYTES", "LOST_BYTES", "PrefixTree", "common_prefix"]
+
+Ids = NDArray[np.int32]
+
+EDGE_BYTES = 1200
+"""What an edge takes apart from its tokens: the object, its containers and its place in its parent's."""
+LOST_BYTES = 200
+"""What the memory of a checkpoint that went takes."""
+_COMPARE_CHUNK = 32768
+"""Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work
+early."""
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """Length of the longest common prefix of two int32 arrays. O(result)."""
+    n = min(len(a), len(b))
+    for low in range(0, n, _COMPARE_CHUNK):
+        high = min(n, low + _COMPARE_CHUNK)
+        differs = a[low:high] != b[low:high]
+        first = int(differs.argmax())
+        if differs[first]:
+            return low + first
+    return n
+
+
+def _common(text: array[int], skip: int, data: bytes, offset: int) -> int:
+    """Tokens that `text` from index `skip` on and `data` from byte `offset` on have in common."""
+    if skip == len(text) or offset == len(data):
+        return 0
+    return common_prefix(np.frombuffer(text, np.int32)[skip:], np.frombuffer(data, np.int32, offset=offset))
+
+
+class PrefixTree:
+    """All edges, and the operations on them.
+
+    Tokens come as `bytes` of int32, so that whole edges are compared and found by single calls into C.
+
+    Attributes:
+        lookahead: Tokens behind a position that its entries depend on.
+        floats: Every edge has a checkpoint that floats: the model can resume anywhere.
+        tables: The prefix tables.
+        roots: Root of each namespace in which something is known or running.
+        tokens: Tokens known.
+        nbytes: Bytes that edges, their tokens and their lost checkpoints take, an estimate.
+    """
+
+    def __init__(self, lookahead: int, tables: Sequence[TableGeometry], pool: BlockPool, *, floats: bool) -> None:
+        """Make an empty tree whose edges hold blocks of `pool` for `tables`."""
+        self.lookahead = lookahead
+        self.floats = floats
+        self.tables = tuple(tables)
+        self.roots: dict[int, Edge] = {}
+        self.tokens = 0
+        self.nbytes = 0
+        self._pool = pool
+        self._key_bytes = 4 * (lookahead + 1)
+        self._nowhere = Edge(None, 0, array("i"), 0, 0)
+
+    def __getstate__(self) -> dict[str, object]:
+        """The tree as a list of edges, each with the number of its parent."""
+        edges = [*self.roots.values(), *self.edges()]
+        number = {edge: i for i, edge in enumerate(edges)}
+        parents = [-1 if edge.parent is None else number[edge.parent] for edge in edges]
+        return {**vars(self), "roots": None, "_edges": (edges, parents)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Tie the edges together again."""
+        edges: list[Edge]
+        parents: list[int]
+        edges, parents = state.pop("_edges")
+        vars(self).update(state)
+        self._nowhere = Edge(None, 0, array("i"), 0, 0)
+        self.roots = {}
+        for edge, parent in zip(edges, parents, strict=True):
+            edge.parent, edge.children = (None if parent < 0 else edges[parent]), {}
+            if edge.parent is None:
+                self.roots[edge.namespace] = edge
+            else:
+                edge.parent.children[self.key(edge.text)] = edge
+
+    # ---- finding
+
+    def root(self, namespace: int) -> Edge:
+        """Root of a namespace, made if there is none."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Edge(None, 0, array("i"), self.lookahead, len(self.tables))
+            root.namespace = namespace
+            self.nbytes += EDGE_BYTES
+        return root
+
+    def drop_root(self, root: Edge) -> None:
+        """Forget a namespace behind which nothing is known and nothing runs."""
+        assert not root.children
+        assert not root.anchors
+        del self.roots[root.namespace]
+        self.nbytes -= EDGE_BYTES
+
+    def find(self, namespace: int, data: bytes) -> Match:
+        """How far `data` follows a known path of a namespace. Pure; O(matched tokens + branches)."""
+        root = self.roots.get(namespace)
+        return Match(self._nowhere, 0) if root is None else self.follow(Match(root, 0), data)
+
+    def follow(self, at: Match, data: bytes) -> Match:
+        """Follow the tokens `data`, which begin at `at`, as far as they are known. Pure."""
+        edge, base = at
+        position, width = base, self._key_bytes
+        last = base + len(data) // 4 - self.lookahead
+        if position < edge.end:
+            position += _common(edge.text, position - edge.start, data, 0) - self.lookahead
+            if position < edge.end:
+                return Match(edge, max(position, base))
+        while position < last:
+            offset = 4 * (position - base)
+            child = edge.children.get(data[offset : offset + width])
+            if child is None:
+                break
+            edge = child
+            if not data.startswith(child.text, offset):
+                position += _common(child.text, 0, data, offset) - self.lookahead
+                break
+            position = child.end
+        return Match(edge, position)
+
+    def frontier(self, at: Match) -> int:
+        """The position up to which the path to `at` is resident."""
+        for edge in at.edge.path():
+            if edge.resident > edge.start:
+                return min(edge.resident, at.position)
+        return 0
+
+    def path_ids(self, edge: Edge, table: int, first: int, stop: int) -> Ids:
+        """Block ids of the indices [first, stop) of prefix table `table` on the resident path through `edge`.
+
+        Where two edges meet inside a block, the deeper edge's id stands: it holds the entries of both. Read-only.
+        """
+        span, parts = self.tables[table].span, []
+        at: Edge | None = edge
+        while first < stop:
+            assert at is not None, "block ids of entries that are not resident"
+            run = at.runs[table]
+            if run:
+                begin = at.start // span
+                low = begin if begin > first else first
+                if low < stop:
+                    parts.append(run[low - begin : stop - begin])
+                    stop = low
+            at = at.parent
+        parts.reverse()
+        return np.frombuffer(b"".join(parts), dtype=np.int32)
+
+    def edges(self) -> Iterator[Edge]:
+        """All edges, parents before children, roots excluded."""
+        stack = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            edge = stack.pop()
+            yield edge
+            stack.extend(edge.children.values())
+
+    # ---- places of leases
+
+    def attach(self, at: Match) -> Anchor:
+        """Let a lease end at `at`: its way there stays known, and is not trimmed, until `detach`."""
+        anchor = Anchor(*at)
+        self._attach(anchor)
+        return anchor
+
+    def detach(self, anchor: Anchor) -> None:
+        """Undo `attach`."""
+        anchor.edge.anchors.remove(anchor)
+        edge: Edge | None = anchor.edge
+        while edge is not None:
+            edge.busy -= 1
+            if edge.busy:
+                return
+            edge = edge.parent
+
+    def move(self, anchor: Anchor, to: Match) -> None:
+        """Let a lease end at `to` instead."""
+        if to.edge is anchor.edge:
+            anchor.position = to.position
+            return
+        self.detach(anchor)
+        anchor.edge, anchor.position = to
+        self._attach(anchor)
+
+    def _attach(self, anchor: Anchor) -> None:
+        anchor.edge.anchors.append(anchor)
+        edge: Edge | None = anchor.edge
+        while edge is not None:
+            edge.busy += 1
+            if edge.busy > 1:
+                return
+            edge = edge.parent
+
+    def mark_computed(self, edge: Edge, start: int, stop: int) -> None:
+        """Positions [start, stop) of the path through `edge` have been computed."""
+        for one in edge.path():
+            if one.computed < stop:
+                one.computed = max(one.computed, min(stop, one.end))
+            if one.start <= start:
+                return
+
+    # ---- what moves everything that lies on an edge
+
+    def enter(self, at: Match, data: bytes) -> Match:
+        """Make the tokens `data` known behind a place in the tree, where they part from what is known.
+
+        A leaf that ends there grows in place, so a conversation stays one edge; elsewhere a branch is made.
+
+        Args:
+            at: Where the tokens begin; `follow(at, data)` gives `at`.
+            data: int32; the last `lookahead` of them only tell the entries before them apart.
+
+        Returns:
+            The place behind the last entry that the tokens tell.
+        """
+        edge, position = at
+        more = len(data) // 4 - self.lookahead
+        if more <= 0:
+            return at
+        if position < edge.end:
+            edge = self.split(edge, position)
+        if edge.parent is not None and not edge.children:
+            edge.text.frombytes(data[4 * self.lookahead :])
+            edge.end += more
+            self._count(more)
+            return Match(edge, edge.end)
+        child = self._new(edge, position, array("i", data))
+        edge.children[self.key(child.text)] = child
+        self.tokens += more
+        return Match(child, child.end)
+
+    def split(self, edge: Edge, position: int) -> Edge:
+        """Divide an edge in two at `position` and return the upper half. The object becomes the lower half."""
+        parent, cut = edge.parent, position - edge.start
+        assert parent is not None
+        assert edge.start < position < edge.end
+        upper = self._new(parent, edge.start, edge.text[: cut + self.lookahead])
+        parent.children[self.key(edge.text)] = upper
+        del edge.text[:cut]
+        self.nbytes -= 4 * cut
+        upper.children[self.key(edge.text)] = edge
+        edge.parent, edge.start = upper, position
+
+        upper.runs = tuple(self._split_run(i, upper.start, edge, position) for i in range(len(self.tables)))
+        upper.resident, edge.resident = min(edge.resident, position), max(edge.resident, position)
+        upper.computed, edge.computed = min(edge.computed, position), max(edge.computed, position)
+        upper.resident_children = int(edge.resident > position)
+        upper.trim = edge.trim if upper.computed > upper.resident else None
+        edge.trim = edge.trim if edge.computed > edge.resident else None
+
+        self._split_checkpoints(upper, edge, position)
+        upper.lost = [lost for lost in edge.lost if lost.position <= position]
+        edge.lost = [lost for lost in edge.lost if lost.position > position]
+        upper.pins = [pin for pin in edge.pins if pin.position <= position]
+        edge.pins = [pin for pin in edge.pins if pin.position > position]
+        upper.anchors = [anchor for anchor in edge.anchors if anchor.position <= position]
+        edge.anchors = [anchor for anchor in edge.anchors if anchor.position > position]
+        for pin in upper.pins:
+            pin.edge = upper
+        for anchor in upper.anchors:
+            anchor.edge = upper
+        edge.busy -= len(upper.anchors)
+        upper.busy = len(upper.anchors) + (edge.busy > 0)
+        return upper
+
+    def cut(self, edge: Edge, keep: int) -> bool:
+        """Forget a leaf from position `keep` on. Returns whether nothing is left and it was deleted.
+
+        Nothing that is resident, pinned or running lies there.
+        """
+        assert edge.resident <= keep
+        assert not edge.children
+        if keep == edge.start and edge.parent is not None:
+            del edge.parent.children[self.key(edge.text)]
+            self.nbytes -= EDGE_BYTES + 4 * self.lookahead
+        self._count(keep - edge.end)
+        del edge.text[keep - edge.start + self.lookahead :]
+        edge.end = keep
+        edge.computed = min(edge.computed, keep)
+        if edge.computed == edge.resident:
+            edge.trim = None
+        self.nbytes -= LOST_BYTES * len(edge.lost)
+        edge.lost = [lost for lost in edge.lost if lost.position <= keep]
+        self.nbytes += LOST_BYTES * len(edge.lost)
+        return keep == edge.start
+
+    def remember(self, edge: Edge, lost: LostCheckpoint) -> None:
+        """A checkpoint of `edge` went."""
+        self.forget_lost(edge, lost.position)
+        edge.lost.append(lost)
+        edge.lost.sort(key=lambda one: one.position)
+        self.nbytes += LOST_BYTES
+
+    def forget_lost(self, edge: Edge, position: int) -> LostCheckpoint | None:
+        """What `edge` remembers of a checkpoint that went from `position`, which it forgets."""
+        found = next((lost for lost in edge.lost if lost.position == position), None)
+        if found is not None:
+            edge.lost.remove(found)
+            self.nbytes -= LOST_BYTES
+        return found
+
+    def _count(self, tokens: int) -> None:
+        """So many more tokens are known (fewer, if negative)."""
+        self.tokens += tokens
+        self.nbytes += 4 * tokens
+
+    def _new(self, parent: Edge, start: int, text: array[int]) -> Edge:
+        edge = Edge(parent, start, text, self.lookahead, len(self.tables))
+        self.nbytes += EDGE_BYTES + 4 * len(text)
+        if self.floats:
+            edge.add_checkpoint(Checkpoint(start, PATH, (), edge))
+        return edge
+
+    def key(self, text: array[int]) -> bytes:
+        """Key of an edge with this text among its parent's children."""
+        return text[: self.lookahead + 1].tobytes()
+
+    def _split_run(self, table: int, start: int, lower: Edge, position: int) -> array[int]:
+        """Divide the block ids of one table; a block in which the halves meet is named by both. Returns the upper's."""
+        run, span = lower.runs[table], self.tables[table].span
+        if lower.resident <= position:
+            above, run = run[:], array("i")
+        else:
+            first = start // span
+            above, run = run[: -(-position // span) - first], run[position // span - first :]
+            if position % span:
+                self._pool.share_one(run[0])
+        lower.runs = (*lower.runs[:table], run, *lower.runs[table + 1 :])
+        return above
+
+    def _split_checkpoints(self, upper: Edge, lower: Edge, position: int) -> None:
+        if self.floats:
+            (over,), (under,) = upper.checkpoints, lower.checkpoints
+            over.hits, over.missed, over.used, over.age = under.hits, under.missed, under.used, under.age
+            upper.marks[0], lower.marks[0] = upper.resident, lower.resident
+            over.position, under.position = upper.resident, lower.resident
+            return
+        upper.checkpoints = [one for one in lower.checkpoints if one.position <= position]
+        lower.checkpoints = [one for one in lower.checkpoints if one.position > position]
+        for edge in (upper, lower):
+            edge.marks = [one.position for one in edge.checkpoints]
+        for checkpoint in upper.checkpoints:
+            checkpoint.edge = upper
