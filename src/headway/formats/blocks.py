@@ -76,8 +76,8 @@ def read_mooncake(lines: Iterator[Line], builder: TraceBuilder) -> None:
         TraceError: Names the line and the field.
     """
     for line in lines:
-        asked = line.to(_Mooncake)
-        _add(builder, line, asked.hash_ids, asked.input_length, asked.output_length, asked.timestamp / 1e3)
+        request = line.to(_Mooncake)
+        _add(builder, line, request.hash_ids, request.input_length, request.output_length, request.timestamp / 1e3)
 
 
 def read_bailian(lines: Iterator[Line], builder: TraceBuilder) -> None:
@@ -90,8 +90,8 @@ def read_bailian(lines: Iterator[Line], builder: TraceBuilder) -> None:
         TraceError: Names the line and the field.
     """
     for line in lines:
-        asked = line.to(_Bailian)
-        _add(builder, line, asked.hash_ids, asked.input_length, asked.output_length, asked.timestamp)
+        request = line.to(_Bailian)
+        _add(builder, line, request.hash_ids, request.input_length, request.output_length, request.timestamp)
 
 
 @dataclass
@@ -119,20 +119,20 @@ def read_aiperf(lines: Iterator[Line], builder: TraceBuilder) -> None:
         for other in ("messages", "text_input", "payload"):
             if line.has(other):
                 raise line.fault(other, "this line holds text, not block ids: read it with --format chat --tokenizer")
-        asked = line.to(_Aiperf)
-        if asked.session_id is None:
-            time = (asked.timestamp or 0.0) / 1e3
-            _add(builder, line, asked.hash_ids or None, asked.input_length, asked.output_length, time)
+        request = line.to(_Aiperf)
+        if request.session_id is None:
+            time = (request.timestamp or 0.0) / 1e3
+            _add(builder, line, request.hash_ids or None, request.input_length, request.output_length, time)
             continue
-        session = sessions.setdefault(str(asked.session_id), _Session(len(sessions)))
-        waited = session.time + (asked.delay or 0.0) / 1e3
-        session.time = waited if asked.timestamp is None else asked.timestamp / 1e3
+        session = sessions.setdefault(str(request.session_id), _Session(len(sessions)))
+        waited = session.time + (request.delay or 0.0) / 1e3
+        session.time = waited if request.timestamp is None else request.timestamp / 1e3
         if session.tokens == 0:
-            session.first = (asked.hash_ids or [])[: asked.input_length // builder.width]
-        session.tokens += asked.input_length
+            session.first = (request.hash_ids or [])[: request.input_length // builder.width]
+        session.tokens += request.input_length
         ids = _turn(session, builder.width)
-        _add(builder, line, ids, session.tokens, asked.output_length, session.time)
-        session.tokens += asked.output_length or 0
+        _add(builder, line, ids, session.tokens, request.output_length, session.time)
+        session.tokens += request.output_length or 0
 
 
 def _turn(session: _Session, width: int) -> list[str]:
@@ -196,10 +196,10 @@ def _weka_requests(entries: list[Line], builder: TraceBuilder, scope: tuple[int 
             agent = entry.to(_WekaSession)
             _weka_requests(list(entry.inner("requests", agent.requests)), builder, scope, time)
         elif entry.fields.get("type") != "subagent":
-            asked = entry.to(_WekaRequest)
-            ids = asked.hash_ids or []
-            tokens = max(asked.tokens, 1, len(ids) * builder.width)
-            builder.add_long(ids, tokens, asked.out or 0, time, scope=scope)
+            request = entry.to(_WekaRequest)
+            ids = request.hash_ids or []
+            tokens = max(request.tokens, 1, len(ids) * builder.width)
+            builder.add_long(ids, tokens, request.out or 0, time, scope=scope)
 
 
 def _weka_time(entry: Line) -> float:

@@ -1,6 +1,6 @@
-"""Logs of an OpenAI-style chat API, one request a line, tokenised here.
+"""Logs of an OpenAI-style chat API, one inner a line, tokenised here.
 
-The request is the line itself, or its `body` or `request`; it has `messages`, or `prompt` (a text). The answer, where
+The inner is the line itself, or its `body` or `request`; it has `messages`, or `prompt` (a text). The answer, where
 the log has it, is in `choices` of the line or of its `response` (or `response.body`), or is `response` as a text.
 The time is `timestamp`, `created` or `time`: seconds, or a date in ISO 8601. Everything else passes.
 """
@@ -22,13 +22,13 @@ __all__ = ["ChatTokenizer", "chat_tokenizer", "read_chat"]
 Messages = Sequence[dict[str, Any]]
 
 
-class _Asked(msgspec.Struct):
+class _Request(msgspec.Struct):
     messages: list[dict[str, Any]] | None = None
     prompt: str | int | None = None
     tools: Any = None
 
 
-class _Answered(msgspec.Struct):
+class _Answer(msgspec.Struct):
     choices: list[dict[str, Any]] | None = None
 
 
@@ -95,17 +95,17 @@ def read_chat(lines: Iterator[Line], builder: TraceBuilder, tokenizer: ChatToken
         TraceError: Names the line and the field.
     """
     for line in lines:
-        request = _inner(line, "body", "request")
-        asked, timed = request.to(_Asked), line.to(_Timed)
-        if asked.messages is not None:
+        inner = _inner(line, "body", "request")
+        request, timed = inner.to(_Request), line.to(_Timed)
+        if request.messages is not None:
             try:
-                tokens = tokenizer.prompt(asked.messages, asked.tools)
+                tokens = tokenizer.prompt(request.messages, request.tools)
             except (TypeError, ValueError, KeyError) as error:
-                raise request.fault("messages", f"the chat template refuses them: {error}") from None
-        elif asked.prompt is not None:
-            tokens = tokenizer.text(str(asked.prompt))
+                raise inner.fault("messages", f"the chat template refuses them: {error}") from None
+        elif request.prompt is not None:
+            tokens = tokenizer.text(str(request.prompt))
         else:
-            raise request.fault("prompt", f"is missing; found {', '.join(map(repr, sorted(request.fields)))}")
+            raise inner.fault("prompt", f"is missing; found {', '.join(map(repr, sorted(inner.fields)))}")
         answer = tokenizer.text(_answer(line))
         try:
             builder.add_tokens(tokens, answer, _time(line, timed), answer_tokens=timed.output_length or 0)
@@ -127,7 +127,7 @@ def _answer(line: Line) -> str:
     if isinstance(found, str):
         return found
     response = _inner(_inner(line, "response"), "body")
-    choices = response.to(_Answered).choices
+    choices = response.to(_Answer).choices
     if not choices:
         return ""
     message = _inner(Line(line.where, choices[0]), "message").fields

@@ -1,4 +1,4 @@
-"""Lines of a trace file, plain or compressed, as JSON objects, and how an object becomes a record.
+"""Lines of a trace file, plain or compressed, as JSON objects, and how an object becomes one of a type.
 
 Every fault names the file, the line and the field. Fields that nobody asks for pass.
 """
@@ -30,7 +30,7 @@ Ids = list[int | str]
 """Block hashes, as numbers or as texts."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "array": "a list", "object": "an object"}
 
 
@@ -45,7 +45,7 @@ _DECODER = msgspec.json.Decoder(float_hook=_number)
 
 
 def decode(value: Any, kind: type[T], where: str, path: str = "") -> T:
-    """A record of type `kind` from plain values, by its annotations.
+    """An object of type `kind` from plain values, by its annotations.
 
     Args:
         value: What JSON gave.
@@ -65,7 +65,8 @@ def decode(value: Any, kind: type[T], where: str, path: str = "") -> T:
 def _fault(told: str, value: Any, where: str, path: str) -> TraceError:
     """What msgspec told, with the value that it found."""
     problem, _, place = told.rstrip("`").partition(" - at `$")
-    for name, index in _STEP.findall(place):
+    exact, anywhere, _ = place.partition("[...]")  # of a dictionary msgspec does not name the key
+    for name, index in _STEP.findall(exact):
         value = value[name] if name else value[int(index)]
     field = path + place.removeprefix(".")
     if problem.startswith("Object missing required field"):
@@ -74,15 +75,10 @@ def _fault(told: str, value: Any, where: str, path: str) -> TraceError:
         names = ", ".join(map(repr, sorted(value))) if isinstance(value, dict) else ""
         problem = f"is missing; found {names or 'no fields'}"
     elif problem.startswith("Expected"):
-        wanted = (
-            problem.removeprefix("Expected ")
-            .partition(", got ")[0]
-            .replace("`", "")
-            .replace(" | ", " or ")
-            .replace(">=", "of at least")
-        )
+        wanted, _, found = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
+        wanted = wanted.replace(" | ", " or ").replace(">=", "of at least")
         wanted = re.sub(r"[a-z]+", lambda word: _KINDS.get(word[0], word[0]), wanted)
-        problem = f"expected {wanted}, found {_shown(value)}"
+        problem = f"expected {wanted}, found {found if anywhere else _shown(value)}"
     return TraceError(f"{where}: {f'field {field!r}: ' if field else ''}{problem}")
 
 
@@ -101,7 +97,7 @@ class Line:
     path: str = ""
 
     def to(self, kind: type[T]) -> T:
-        """The object as a record of type `kind`.
+        """The object as one of type `kind`.
 
         Raises:
             TraceError: See `decode`.

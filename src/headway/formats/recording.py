@@ -102,13 +102,13 @@ class RecordingWriter:
         """
         if scope and not self._hashes:
             raise ConfigError("a recording of tokens cannot keep cache salts apart: record hashes")
-        asked, answered = np.asarray(prompt, dtype=np.int32), np.asarray(answer, dtype=np.int32)
+        prompt_ids, answer_ids = np.asarray(prompt, dtype=np.int32), np.asarray(answer, dtype=np.int32)
         line: dict[str, object] = {"time": round(time, 6)}
         if self._hashes:
-            line |= {"prompt_tokens": len(asked), "answer_tokens": len(answered)}
-            line["blocks"] = list(self._blocks(np.concatenate((asked, answered)), scope))
+            line |= {"prompt_tokens": len(prompt_ids), "answer_tokens": len(answer_ids)}
+            line["blocks"] = list(self._blocks(np.concatenate((prompt_ids, answer_ids)), scope))
         else:
-            line |= {"prompt": asked.tolist(), "answer": answered.tolist()}
+            line |= {"prompt": prompt_ids.tolist(), "answer": answer_ids.tolist()}
         if boundaries:
             line["boundaries"] = [int(mark) for mark in boundaries]
         self._write(line)
@@ -145,14 +145,14 @@ def read_recording(lines: Iterator[Line], builder: TraceBuilder) -> None:
     """
     width = recording_width(next(lines))
     for line in lines:
-        asked: _Tokens | _Hashes = line.to(_Tokens) if width == 1 else line.to(_Hashes)
-        time, marks = asked.time or 0.0, asked.boundaries or ()
+        request: _Tokens | _Hashes = line.to(_Tokens) if width == 1 else line.to(_Hashes)
+        time, marks = request.time or 0.0, request.boundaries or ()
         try:
-            if isinstance(asked, _Tokens):
-                builder.add_tokens(asked.prompt, asked.answer or (), time, boundaries=marks)
+            if isinstance(request, _Tokens):
+                builder.add_tokens(request.prompt, request.answer or (), time, boundaries=marks)
             else:
-                whole, ids, answer = asked.prompt_tokens // width, asked.blocks, asked.answer_tokens or 0
-                prompt = ids[:whole], asked.prompt_tokens
+                whole, ids, answer = request.prompt_tokens // width, request.blocks, request.answer_tokens or 0
+                prompt = ids[:whole], request.prompt_tokens
                 builder.add_blocks(*prompt, answer, time, answer=ids[whole:], boundaries=marks)
         except TraceError as error:
             raise line.fault("", str(error)) from None

@@ -15,7 +15,7 @@ from headway.replay import generate
 from headway.replay.ask.advise import Question, study
 from headway.replay.ask.grid import Point
 from headway.replay.ask.options import ClockChoice, Hardware, ModelChoice, RankChoice
-from headway.replay.ask.sizing import Setting
+from headway.replay.ask.setting import Setting
 from headway.tell.advice import Study, Variant, advice_text, split_of
 from headway.tell.engines import UNSERVED, Setup, beside_running, flags
 from headway.tell.run import GroupSize, Memory, RunRecord

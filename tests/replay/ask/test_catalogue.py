@@ -12,7 +12,6 @@ from headway.replay.ask.catalogue import catalogue, draft_of, inspected_model, m
 from headway.replay.ask.options import Hardware, ModelChoice, RankChoice
 from headway.replay.ask.sizing import memory_of, sized_model
 from headway.replay.config.gpus import GPUS, gpu_of
-from headway.sizes import format_bytes, parse_bytes
 
 ONE = ParallelLayout()
 SIZES = {
@@ -192,11 +191,3 @@ def test_memory() -> None:
     Hardware(gpu="h100", gpus=2, weights="9GB", gpu_share=0.5).check()
     with pytest.raises(ConfigError, match="how many parameters qwen3-next"):
         memory_of(Hardware(gpu="h200"), other, ONE)
-
-
-def test_sizes_are_read_and_written() -> None:
-    assert [parse_bytes(t) for t in ("20GB", "1.5 GiB", "7", "2k")] == [20 * 10**9, 3 * 2**29, 7, 2000]
-    assert [format_bytes(n, 1000) for n in (5, 27_648, 56_171_520, 2e13)] == ["5 B", "27.6 kB", "56.2 MB", "20.00 TB"]
-    for wrong in ("", "much", "-3GB", "0"):
-        with pytest.raises(ConfigError, match="is not a size"):
-            parse_bytes(wrong)

@@ -15,7 +15,7 @@ from headway.replay import ReplayConfig, generate, replay_trace
 from headway.replay.ask.folder import SweepFolder, release_mark
 from headway.replay.ask.grid import Point, numbers, points_of, words
 from headway.replay.ask.options import ClockChoice, ModelChoice
-from headway.replay.ask.sizing import Setting
+from headway.replay.ask.setting import Setting
 from headway.replay.ask.sweep import finish_points, tell_counts
 from headway.replay.ask.workers import Workload, run_points
 

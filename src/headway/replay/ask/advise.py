@@ -31,7 +31,7 @@ from headway.replay.ask.folder import SweepFolder
 from headway.replay.ask.grid import Point, points_of
 from headway.replay.ask.model_files import is_model_files
 from headway.replay.ask.options import ClockChoice
-from headway.replay.ask.sizing import Setting
+from headway.replay.ask.setting import Setting
 from headway.replay.ask.sweep import draw, finish_points
 from headway.replay.ask.workers import Workload
 from headway.tell import RunRecord, compare, with_facts
@@ -94,7 +94,7 @@ def advise(
     console, gpus = Console(stderr=True), hardware.gpus
     ranks = opt.RankChoice(tp or gpus or 1, kv_dtype=kv_dtype, state_dtype=state_dtype)
     setting = Setting(model, ranks, replace(hardware, gpus=0), clock=clock, outputs=source.outputs)
-    setting = setting.asked(source, _EXAMPLE_MEMORY)
+    setting = setting.with_example(source, _EXAMPLE_MEMORY)
     if gpus and tp and gpus != tp:
         raise ConfigError(f"--gpus {gpus} and --tp {tp}: one copy of the model takes as many GPUs as --tp")
     if running < 0:
@@ -145,30 +145,30 @@ class Question:
 Runner = Callable[[Sequence[Point]], Sequence[RunRecord]]
 
 
-def study(asked: Question, run: Runner) -> Study:
+def study(question: Question, run: Runner) -> Study:
     """Do the runs that matter.
 
     Args:
-        asked: What advice is wanted for.
+        question: What advice is wanted for.
         run: Does the runs.
 
     Raises:
         ConfigError: A model or memory that cannot work, or `running` requests whose states fill the memory.
     """
-    ranks = asked.setting.ranks
+    ranks = question.setting.ranks
     base: dict[str, Any] = {"tp": ranks.tp, "kv_dtype": ranks.kv_dtype, "state_dtype": ranks.state_dtype}
 
     def variants(wanted: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
         settings = {name: base | dict(change) for name, change in wanted.items()}
-        points = [_point(values, asked) for values in settings.values()]
+        points = [_point(values, question) for values in settings.values()]
         return [Variant(n, v, r) for (n, v), r in zip(settings.items(), run(points), strict=True)]
 
-    left = _left_by_sglang(asked)
-    sizes, refused = _allowed(asked)
+    left = _left_by_sglang(question)
+    sizes, refused = _allowed(question)
     layouts = variants({f"dcp {dcp}": {"dcp": dcp} for dcp in sizes})
     most = max(variant.facts.compute_saved for variant in layouts)
     best = next(variant for variant in layouts if variant.facts.compute_saved >= most - _ENOUGH)
-    changes = variants(_changes(best, asked.setting))
+    changes = variants(_changes(best, question.setting))
     engines: dict[str, list[Variant]] = {}
     absent: dict[str, str] = {}
     for name in ENGINES:
@@ -179,17 +179,17 @@ def study(asked: Question, run: Runner) -> Study:
     return Study(layouts[0], layouts, best, changes, engines, refused, absent)
 
 
-def _point(values: Mapping[str, Any], asked: Question) -> Point:
-    setting = asked.setting.changed(clock=ClockChoice()) if values.get("preset") else asked.setting
-    return points_of(setting, {name: (value,) for name, value in values.items()}, asked.trace)[0]
+def _point(values: Mapping[str, Any], question: Question) -> Point:
+    setting = question.setting.changed(clock=ClockChoice()) if values.get("preset") else question.setting
+    return points_of(setting, {name: (value,) for name, value in values.items()}, question.trace)[0]
 
 
-def _allowed(asked: Question) -> tuple[list[int], str]:
+def _allowed(question: Question) -> tuple[list[int], str]:
     """Divisors of tp that work as decode-context-parallel size, and why the first other one does not; 1 must work."""
-    sizes, refused, tp = [], "", asked.setting.ranks.tp
+    sizes, refused, tp = [], "", question.setting.ranks.tp
     for dcp in (size for size in range(1, tp + 1) if tp % size == 0):
         try:
-            asked.setting.changed(dcp=dcp).configure()
+            question.setting.changed(dcp=dcp).configure()
             sizes.append(dcp)
         except ConfigError as error:
             if dcp == 1:
@@ -198,11 +198,11 @@ def _allowed(asked: Question) -> tuple[list[int], str]:
     return sizes, refused
 
 
-def _left_by_sglang(asked: Question) -> int | None:
+def _left_by_sglang(question: Question) -> int | None:
     """Bytes of a rank that SGLang's running requests leave for its cache; None for endless. States are not split."""
-    config, _ = asked.setting.configure()
+    config, _ = question.setting.configure()
     states = sum(group.state_bytes for group in config.groups if isinstance(group, Recurrent))
-    return None if config.memory is None else beside_running(config.memory, asked.running, states)
+    return None if config.memory is None else beside_running(config.memory, question.running, states)
 
 
 def _changes(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from headway.formats import Trace
 from headway.option_records import with_records
 from headway.replay.ask import options as opt
 from headway.replay.ask.progress import replaying
-from headway.replay.ask.sizing import Setting
+from headway.replay.ask.setting import Setting
 from headway.replay.config import ReplayConfig
 from headway.replay.replay import replay_trace
 from headway.replay.run.ledger import Progress
@@ -68,8 +68,8 @@ def explain(
     The report of a replay names requests worth a look; without --request, one of these is taken. Without a trace, a
     generated workload is used.
     """
-    asked = Setting(model, ranks, hardware, policy, outputs=source.outputs).asked(source, _EXAMPLE_MEMORY)
-    config, _ = asked.configure()
+    setting = Setting(model, ranks, hardware, policy, outputs=source.outputs).with_example(source, _EXAMPLE_MEMORY)
+    config, _ = setting.configure()
     requests = source.load()
     if request is None:
         request = _telling_request(requests, config)

@@ -14,7 +14,7 @@ from headway.formats import Trace
 from headway.replay.ask.catalogue import Model
 from headway.replay.ask.folder import release_mark
 from headway.replay.ask.record import settings_of
-from headway.replay.ask.sizing import Setting
+from headway.replay.ask.setting import Setting
 from headway.replay.config import ReplayConfig
 from headway.replay.config.scale import scale
 from headway.replay.replay import check_preset

@@ -51,8 +51,8 @@ def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
-def _list_models(asked: bool) -> None:
-    if asked:
+def _list_models(wanted: bool) -> None:
+    if wanted:
         for name, entry in catalogue()["models"].items():
             others = ", ".join(entry.get("aliases", ()))
             typer.echo(f"{name}  (also {others})" if others else name)

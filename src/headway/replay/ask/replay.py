@@ -12,7 +12,7 @@ from headway.option_records import with_records
 from headway.replay.ask import options as opt
 from headway.replay.ask.progress import replaying
 from headway.replay.ask.record import record_of
-from headway.replay.ask.sizing import Setting
+from headway.replay.ask.setting import Setting
 from headway.replay.config import ReplayConfig
 from headway.replay.replay import replay_trace
 from headway.sizes import format_bytes
@@ -68,8 +68,10 @@ def replay(
     """
     if html is not None:
         require_report(html)
-    asked = Setting(model, ranks, hardware, policy, clock, preset, source.outputs).asked(source, _EXAMPLE_MEMORY)
-    config, sized = asked.configure()
+    setting = Setting(model, ranks, hardware, policy, clock, preset, source.outputs).with_example(
+        source, _EXAMPLE_MEMORY
+    )
+    config, sized = setting.configure()
     requests = source.load().cut_answers(max_answer)
     with replaying(len(requests)) as progress:
         result = replay_trace(requests, config, clairvoyant=True, progress=progress)

@@ -17,7 +17,7 @@ from headway.replay.ask import options as opt
 from headway.replay.ask.folder import SweepFolder
 from headway.replay.ask.grid import Point, numbers, points_of, words
 from headway.replay.ask.progress import finishing
-from headway.replay.ask.sizing import Setting
+from headway.replay.ask.setting import Setting
 from headway.replay.ask.workers import Workload, run_points
 from headway.tell import Comparison, RunRecord, compare, with_facts
 from headway.tell.page import has_report, write_report
@@ -105,7 +105,7 @@ def sweep(
     Without arguments it sweeps a generated workload over four sizes of memory, to show what it does.
     """
     console, ranks = Console(stderr=True), opt.RankChoice(tp=tp, pcp=pcp)
-    setting = Setting(model, ranks, hardware, clock=clock, outputs=source.outputs).asked(source, _EXAMPLE_MEMORY)
+    setting = Setting(model, ranks, hardware, clock=clock, outputs=source.outputs).with_example(source, _EXAMPLE_MEMORY)
     requests, memory = source.load(), setting.hardware.memory
     axes = {"memory": [None] if memory is None else words("--memory", memory)} | grid.axes()
     points = points_of(setting, axes, requests)

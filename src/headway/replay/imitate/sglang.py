@@ -104,7 +104,7 @@ def run_sglang(
 
 @dataclass
 class _State:
-    """A state in the tree: the keys of its path, in steps of the path's grain, and its record."""
+    """A state in the tree: the keys of its path, in steps of the path's grain, and its mark."""
 
     path: list[int]
     mark: StateMark

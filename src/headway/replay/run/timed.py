@@ -119,8 +119,8 @@ class TimedRun:
             self._answers[i] = answer
             if not self._scheduler.idle and self._reading.outputs != "never":
                 self._overlap.add(i)
-            asked = GenerationRequest(tokens, len(answer), boundaries=tuple(self._trace.marks(i).tolist()))
-            self._scheduler.add(RunningRequest.start(asked, str(i), i, self._arrivals[i]))
+            request = GenerationRequest(tokens, len(answer), boundaries=tuple(self._trace.marks(i).tolist()))
+            self._scheduler.add(RunningRequest.start(request, str(i), i, self._arrivals[i]))
             self._next += 1
 
     def _compute(self, scheduled: ScheduledStep) -> None:

@@ -101,10 +101,10 @@ def read_outputs(trace: Trace, outputs: str | None = None) -> Reading:
         raise ConfigError(
             f"--outputs continuation: {trace.name} says itself what was answered: leave it out, or say never"
         )
-    asked = outputs or trace.outputs
-    if asked == "continuation" and not trace.has_answers:
+    chosen = outputs or trace.outputs
+    if chosen == "continuation" and not trace.has_answers:
         return Reading("continuation", continuations(trace))
-    return Reading("recorded" if trace.has_answers and asked != "never" else "never")
+    return Reading("recorded" if trace.has_answers and chosen != "never" else "never")
 
 
 def endless_matches(trace: Trace, reading: Reading | None = None) -> Longs:
