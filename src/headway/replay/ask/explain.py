@@ -146,12 +146,10 @@ def _marks(path: Path, tokens: Callable[[int], int]) -> Iterator[Mark]:
     end = path.matched
     if not end:
         return
-    kept = [checkpoint for part in path.parts for checkpoint in part.checkpoints if checkpoint.position <= end]
-    for checkpoint in kept:
-        yield Mark(tokens(checkpoint.position), "checkpoint", checkpoint.kind, checkpoint.uses)
-    there = {checkpoint.position for checkpoint in kept}
-    for lost in (lost for part in path.parts for lost in part.lost):
-        if lost.position <= end and lost.position not in there:
+    for part in path.parts:
+        for kept in (checkpoint for checkpoint in part.checkpoints if checkpoint.position <= end):
+            yield Mark(tokens(kept.position), "checkpoint", kept.kind, kept.uses)
+        for lost in (checkpoint for checkpoint in part.lost if checkpoint.position <= end):
             yield Mark(tokens(lost.position), "gone", lost.kind, 0, lost.age, lost.cause)
     resident = max((min(part.resident, end) for part in path.parts if part.resident > part.start), default=0)
     yield Mark(tokens(resident), "resident")
