@@ -1,5 +1,6 @@
 """Advice follows from the runs: the layout that gains, the flags that say it, and the gain of each change."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from headway.replay.ask.advise import Question, study
 from headway.replay.ask.grid import Point
 from headway.replay.ask.options import ClockChoice, Hardware, ModelChoice, RankChoice
 from headway.replay.ask.setting import Setting
+from headway.tell import read_runs
 from headway.tell.advice import Study, Variant, advice_text, split_of
 from headway.tell.engines import UNSERVED, Setup, beside_running, flags
 from headway.tell.run import GroupSize, Memory, RunRecord
@@ -201,6 +203,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "vllm serve PATH_OR_HUB_ID" in out
     assert (tmp_path / "advice.md").read_text().strip() in out
     assert (tmp_path / "report.html").exists()
+    with pytest.raises(SystemExit):
+        main(["advise", "--limit", "30", "--jobs", "1", "--out", str(tmp_path), "--json"])
+    out, err = capsys.readouterr()
+    given = json.loads(out)
+    assert given["advice"] == (tmp_path / "advice.md").read_text()
+    assert len(given["runs"]) == len(read_runs(tmp_path / "runs.jsonl"))
+    assert {run["policy"]["preset"] for run in given["runs"]} >= {None, "vllm-0.32", "sglang-0.5"}
+    assert "0 new" in " ".join(err.split()), "all runs were there"
     for wrong, words in (
         (["--gpus", "4", "--tp", "2"], "--gpus 4"),
         (["--running", "-1"], "--running"),

@@ -1,5 +1,6 @@
 """`headway replay` from the outside."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,82 @@ def test_bytes_by_hand_can_be_split_where_heads_are_copies(capsys: pytest.Captur
 def test_a_named_draft_follows_its_data_type(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--limit", "20", *BY_HAND, "--draft", "kimi-k3-mla", "--kv-dtype", "fp8")
     assert [group["bytes"] for group in as_json(capsys, *arguments)["groups"]] == [1000, 2880]
+
+
+def mooncake(path: Path, requests: int) -> str:
+    line = {"timestamp": 0, "input_length": 1100, "output_length": 500, "hash_ids": [0, 1, 2]}
+    path.write_text((json.dumps(line) + "\n") * requests)
+    return str(path)
+
+
+def test_models_are_listed_with_their_other_names(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--models")
+    assert code == 0
+    assert "kimi-k3" in out.split()
+    assert "(also " in out
+
+
+def test_answers_can_be_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With whole answers of 500 tokens, prompts of 1,100 tokens push each other out; with short ones they fit."""
+    arguments = (
+        mooncake(tmp_path / "t.jsonl", 6),
+        "--attention-bytes",
+        "1000",
+        "--memory",
+        "3MB",
+        "--outputs",
+        "never",
+    )
+    used = [
+        max(moment["used"] for moment in as_json(capsys, *arguments, *more)["result"]["memory"])
+        for more in ((), ("--max-answer", "1"))
+    ]
+    assert used[1] < used[0]
+
+
+def test_a_chat_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = [{"messages": [{"role": "user", "content": "x" * 300 + end}], "response": "yes"} for end in "ab"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = as_json(capsys, str(path), *BY_HAND, "--tokenizer", "bytes")
+    assert found["trace"] == {"format": "chat", "block_tokens": 1}
+    assert found["result"]["whole"]["hit_tokens"] == len("<|user|>") + 300
+
+
+def test_what_is_printed_becomes_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = []
+    for preset in ((), ("--preset", "vllm")):
+        code, out, err = run(capsys, "--limit", "40", "--json", "--html", str(tmp_path / "alone.html"), *preset)
+        assert code == 0, err
+        files.append(tmp_path / f"{len(files)}.json")
+        files[-1].write_text(out)
+    assert "preset vllm-0.32" in (tmp_path / "alone.html").read_text()
+    with pytest.raises(SystemExit) as ended:
+        main(["report", *map(str, files), "--html", str(tmp_path / "both.html")])
+    assert ended.value.code == 0, capsys.readouterr().err
+    page = (tmp_path / "both.html").read_text()
+    assert "2 runs side by side" in page
+    assert '<td class="text">vllm-0.32</td>' in page
+    for path in files:
+        facts = json.loads(path.read_text())["facts"]
+        assert f"<td>{facts['reused']:.1%}</td>" in page
+
+
+def test_some_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--limit", "40", "--model", "kimi-linear", "--memory", "200MB")
+    assert code == 0, err
+    assert "of 40 requests are larger than the memory" in out.splitlines()[0]
+    assert "the prompt is larger than the memory" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])
+def test_a_report_without_its_extra_is_told_before_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else there(name))
+    code, _, err = run(capsys, "--html", str(tmp_path / "r.html"))
+    assert (code, err.strip()) == (2, "headway replay needs the report extra: pip install 'headway[report]'")
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from headway.replay.ask.options import ClockChoice, ModelChoice
 from headway.replay.ask.setting import Setting
 from headway.replay.ask.sweep import finish_points, tell_counts
 from headway.replay.ask.workers import Workload, run_points
+from headway.tell import read_runs
 
 TRACE = generate("mixed", 60, seed=6)
 SETTING = Setting(ModelChoice("kimi-linear"))
@@ -113,6 +114,16 @@ def test_a_stopped_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done.clear()
     finish_points(Workload.of(TRACE), which[:1], SweepFolder(tmp_path), NOWHERE, jobs=1)
     assert done == [which[0].key], "a run without the clairvoyant is done again where it is wanted"
+
+
+def test_a_folder_gives_back_what_was_added(tmp_path: Path) -> None:
+    work = Workload.of(TRACE)
+    which = points(memory=("1GB", "endless"), preset=(None, "vllm", "sglang"))
+    runs = finish_points(work, which, SweepFolder(tmp_path), NOWHERE, jobs=1)
+    again = SweepFolder(tmp_path)
+    assert [again.finished[point.key] for point in which] == runs
+    assert read_runs(tmp_path / "runs.jsonl") == runs
+    assert [run.policy["preset"] for run in runs[:3]] == [None, "vllm-0.32", "sglang-0.5"]
 
 
 def test_a_line_cut_off_by_a_kill_is_done_again(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from headway.replay.ask.options import ClockChoice
 from headway.replay.ask.setting import Setting
 from headway.replay.ask.sweep import draw, finish_points
 from headway.replay.ask.workers import Workload
+from headway.replay.config.presets import preset_name
 from headway.tell import RunRecord, compare, with_facts
 from headway.tell.advice import Study, Variant, advice_text
 from headway.tell.engines import beside_running
@@ -221,13 +222,13 @@ def _changes(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:
 
 def _engine(name: str, best: Variant, left: int | None) -> dict[str, dict[str, Any]]:
     """Runs of an imitated engine; SGLang's in what is `left`."""
-    dcp = best.values["dcp"]
-    wanted: dict[str, dict[str, Any]] = {f"{name} today": {"preset": name, "dcp": 1}}
+    dcp, shown = best.values["dcp"], preset_name(name)
+    wanted: dict[str, dict[str, Any]] = {f"{shown} today": {"preset": name, "dcp": 1}}
     if name == "sglang":
-        split = {f"{name}, dcp {dcp}, ratio {r:g}": f"{name},memory_ratio={r}" for r in _RATIOS}
+        split = {f"{shown}, dcp {dcp}, ratio {r:g}": f"{name},memory_ratio={r}" for r in _RATIOS}
         wanted |= {text: {"preset": preset, "dcp": dcp} for text, preset in split.items()}
         if left is not None:
             wanted = {text: change | {"memory": str(left)} for text, change in wanted.items()}
     elif dcp > 1:
-        wanted[f"{name}, dcp {dcp}"] = {"preset": name, "dcp": dcp}
+        wanted[f"{shown}, dcp {dcp}"] = {"preset": name, "dcp": dcp}
     return wanted
