@@ -3,20 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
+from headway.tell.latency import Latency, Percentiles, Wait
 from headway.tell.run import (
     Figures,
     GroupSize,
     Kind,
-    Latency,
     LostPrefixes,
     Memory,
     ModelName,
-    Percentiles,
     ReplayResult,
     RunRecord,
     SharedStretch,
     Span,
-    Wait,
 )
 
 GB = 10**9

@@ -24,7 +24,8 @@ from headway.replay.replay import replay_trace
 from headway.replay.run.clairvoyant import clairvoyant_hits
 from headway.replay.trace.generate import WORKLOADS, generate
 from headway.replay.trace.prefixes import endless_matches, read_outputs
-from headway.tell.run import Figures, Kind, Latency, Memory, ReplayResult, RunRecord
+from headway.tell.latency import Latency
+from headway.tell.run import Figures, Kind, Memory, ReplayResult, RunRecord
 
 __all__ = [
     "FORMATS",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headway.tell.facts import compare
+from headway.tell.comparison import compare
 from headway.tell.page import write_report
 from headway.tell.run import read_runs
 

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from headway.sizes import format_bytes
-from headway.tell.facts import Comparison, RunFacts, hit_rates
+from headway.tell.comparison import Comparison
+from headway.tell.facts import RunFacts, hit_rates
 from headway.tell.reasons import LINES, REFUSED, UNSAVABLE
 from headway.tell.run import RunRecord
 from headway.tell.sentences import format_seconds

@@ -17,7 +17,7 @@ from headway import __version__
 from headway.errors import ConfigError
 from headway.sizes import format_bytes
 from headway.tell import sentences, tables
-from headway.tell.facts import Comparison
+from headway.tell.comparison import Comparison
 from headway.tell.labels import memory_text
 from headway.tell.run import RunRecord
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from headway.sizes import format_bytes
-from headway.tell.facts import Comparison, RunFacts, Trend
+from headway.tell.comparison import Comparison
+from headway.tell.facts import RunFacts, Trend
 from headway.tell.labels import memory_text
+from headway.tell.latency import Latency
 from headway.tell.reasons import REFUSED, REMEDIES
-from headway.tell.run import Latency
 
 __all__ = [
     "format_seconds",

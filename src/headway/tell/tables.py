@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.tell.facts import Comparison, RunFacts
-from headway.tell.run import Figures, Latency, ReplayResult
+from headway.tell.comparison import Comparison
+from headway.tell.facts import RunFacts
+from headway.tell.latency import Latency
+from headway.tell.run import Figures, ReplayResult
 from headway.tell.sentences import format_seconds
 
 __all__ = ["Table", "kinds", "latency", "prefixes", "rates", "reasons", "runs", "waits", "waterfall"]

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from headway.sizes import format_bytes
 from headway.tell import tables
-from headway.tell.facts import Comparison, RunFacts, facts_of, hit_rates
+from headway.tell.comparison import Comparison
+from headway.tell.facts import RunFacts, facts_of, hit_rates
 from headway.tell.run import RunRecord
 from headway.tell.sentences import on_waterfall
 

@@ -12,7 +12,7 @@ from headway.replay.ask.options import ClockChoice, Hardware
 from headway.replay.ask.sizing import memory_of, timing_of, with_active
 from headway.replay.config.gpus import Gpu, gpu_of
 from headway.replay.config.roofline import roofline_of
-from headway.tell.run import Percentiles, Wait
+from headway.tell.latency import Percentiles, Wait
 
 HYBRID: list[LayerSpec] = [FullAttention("attention", 1000), Recurrent("state", 200_000)]
 SLOW = Roofline(ComputeCost(1.0, 0.0), 1000.0, 1e30, 1.0, 1.0, 0.0, 0.0)

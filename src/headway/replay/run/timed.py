@@ -40,8 +40,8 @@ from headway.replay.config.groups import checkpoint_blocks
 from headway.replay.config.scale import Scale, scale
 from headway.replay.run.ledger import Ledger, Progress
 from headway.replay.trace.prefixes import Reading, answer_blocks
+from headway.tell.latency import Latency, Percentiles, Wait
 from headway.tell.reasons import FORGOTTEN
-from headway.tell.run import Latency, Percentiles, Wait
 
 __all__ = ["TimedRun"]
 
