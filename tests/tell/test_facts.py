@@ -133,7 +133,7 @@ def test_a_real_run_is_read_back_as_it_was(preset: str | None, memory: int | Non
 
 def said(made: RunRecord) -> str:
     console = Console(file=io.StringIO(), width=200, record=True)
-    show(made, console, ["a note with [brackets]"])
+    show(made, console)
     return console.export_text()
 
 
@@ -155,9 +155,11 @@ def test_terminal_page_and_advice_say_the_same() -> None:
 
 
 def test_a_terminal_says_first_that_requests_were_refused_and_last_how_it_was_made() -> None:
-    text = said(run(300, LOST, refused=2)).strip()
+    made = run(300, LOST, refused=2)
+    text = said(replace(made, model=replace(made.model, notes=["a note with [brackets]"]))).strip()
     assert text.startswith("2 of 10 requests are larger than the memory")
-    assert text.endswith("- a note with [brackets]")
+    assert "\n- a note with [brackets]\n" in text
+    assert text.endswith("that says nothing about the model.")
     assert not said(run()).startswith("2 of 10")
 
 

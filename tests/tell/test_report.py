@@ -251,3 +251,19 @@ def test_the_command_joins_results(tmp_path: Path, capsys: pytest.CaptureFixture
         main(["report", str(one), "--html", str(out)])
     assert ended.value.code == 1
     assert "one.json, line 1: field" in capsys.readouterr().err
+
+
+def test_how_it_was_made_is_told_alike() -> None:
+    clock = {"timing": {"gpu": "h200", "speed": "x20", "at once": 64, "tokens a step": 8192}}
+    for made, words in (
+        (run(), "Requests end before the next begins."),
+        (run(policy=clock, latency=latency(0.2)), "Arrivals are at 20 x the recorded rate, at most 64 requests run"),
+        (run(preset="vllm-0.32,running=16"), "Imitates vllm-0.32,running=16; what is modelled"),
+        (run(outputs="continuation"), "is taken to contain its answer"),
+        (replace(run(), cost={"linear": 1.0, "quadratic": 1.0, "source": "a paper"}), "its source: a paper."),
+        (run(), "This model's compute is not known"),
+    ):
+        assert any(words in told for told in sentences.on_making(made))
+        page = read(page_of([made])).text
+        for told in sentences.on_making(made):
+            assert told in page

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from headway import __version__
 from headway.errors import ConfigError
-from headway.sizes import format_bytes
 from headway.tell import sentences, tables
 from headway.tell.comparison import Comparison
 from headway.tell.labels import memory_text
@@ -94,7 +93,7 @@ def report_page(found: Comparison) -> str:
         title=f"Headway replay: {Path(found.runs[0].result.trace).name}",
         about=_about(found.runs),
         sections=_sections(found),
-        made=_made(found.runs[found.focus]),
+        made=sentences.on_making(found.runs[found.focus]),
         version=__version__,
     )
 
@@ -107,7 +106,8 @@ def _about(runs: Sequence[RunRecord]) -> str:
         return f"{text}; {len(runs)} runs side by side"
     text += f", {', '.join(f'{k} {v}' for k, v in layout.items())}, {memory_text(runs[0])} a rank"
     text += f", preset {runs[0].policy['preset']}" if runs[0].policy.get("preset") else ""
-    return text + (f", arrivals as recorded, {_clock(runs[0])}" if runs[0].policy.get("timing") else "")
+    clock = (runs[0].policy.get("timing") or {}).items()
+    return text + (f", arrivals as recorded, {', '.join(f'{k} {v}' for k, v in clock)}" if clock else "")
 
 
 def _sections(found: Comparison) -> list[_Section]:
@@ -153,23 +153,3 @@ def _waits(found: Comparison, bars: Sequence[int]) -> _Section:
     ]
     table = tables.waits(found)
     return _Section(table.title, text if found.alone else f"{found.labels[focus]}: {text}", drawings, table)
-
-
-def _made(run: RunRecord) -> list[str]:
-    sizes = ", ".join(f"{group.name} {format_bytes(group.bytes, 1000)}" for group in run.groups)
-    told = [
-        f"Bytes of one token or state on one rank, before context parallelism: {sizes} (source: {run.model.source}).",
-        f"Answers were read as: {run.result.outputs}. Hits are whole blocks of {run.trace['block_tokens']} tokens.",
-        f"Compute counts attention's quadratic part; its source: {run.cost['source']}.",
-        *run.model.notes,
-    ]
-    if run.result.latency is not None:
-        told += [
-            f"Times are estimates: {run.result.latency.estimate}. Communication and the host's work take no time.",
-            f"Requests arrive as recorded: {_clock(run)}.",
-        ]
-    return told
-
-
-def _clock(run: RunRecord) -> str:
-    return ", ".join(f"{name} {value}" for name, value in (run.policy.get("timing") or {}).items())

@@ -8,11 +8,13 @@ from headway.tell.facts import RunFacts, Trend
 from headway.tell.labels import memory_text
 from headway.tell.latency import Latency
 from headway.tell.reasons import REFUSED, REMEDIES
+from headway.tell.run import RunRecord
 
 __all__ = [
     "format_seconds",
     "on_checkpoints",
     "on_growth",
+    "on_making",
     "on_memory",
     "on_memory_sizes",
     "on_prefixes",
@@ -29,6 +31,11 @@ _SMALL = 0.0005
 """Share of all tokens below which a loss is none to mend: it would be shown as 0.0 percent."""
 _FLAT = 0.02
 _CONCENTRATED = 0.5
+_ANSWERS = {
+    "never": "No prompt contains an earlier answer (--outputs continuation reads the trace the other way).",
+    "continuation": "A prompt that goes on from the end of an earlier one is taken to contain its answer.",
+    "recorded": "Answers are as the trace has them.",
+}
 
 
 def format_seconds(seconds: float) -> str:
@@ -196,3 +203,36 @@ def on_checkpoints(facts: RunFacts) -> str:
         f"{text} {found.best.name} pays best ({found.best.share:.0%} reused), {found.worst.name} least "
         f"({found.worst.share:.0%})."
     )
+
+
+def on_making(run: RunRecord) -> list[str]:
+    """How a run was made: what its figures rest on."""
+    result, layout = run.result, ", ".join(f"{name} {size}" for name, size in run.layout.items())
+    sizes = ", ".join(f"{group.name} {format_bytes(group.bytes, 1000)}" for group in run.groups)
+    compute = f"Compute counts attention's quadratic part; its source: {run.cost['source']}."
+    if run.cost["source"] == "assumed":
+        compute = (
+            "The compute of this model is not known: attention is taken to cost as much as the rest at 100k tokens."
+        )
+    return [
+        f"{run.model.name}, {layout}; bytes of one token or state on one rank, before context parallelism: {sizes} "
+        f"(source: {run.model.source}).",
+        *run.model.notes,
+        _ANSWERS.get(result.outputs, f"Answers were read as: {result.outputs}."),
+        f"Hits are whole blocks of {run.trace['block_tokens']} tokens ({run.trace['format']}).",
+        *_on_clock(run),
+        compute,
+    ]
+
+
+def _on_clock(run: RunRecord) -> list[str]:
+    if run.result.preset:
+        return [f"Imitates {run.result.preset}; what is modelled and what is not: docs/replay.md."]
+    clock, latency = run.policy.get("timing"), run.result.latency
+    if latency is None:
+        return ["Requests end before the next begins."]
+    told = [f"Times are estimates: {latency.estimate}. Communication and the host's work take no time."]
+    if clock:
+        speed, most = clock["speed"].removeprefix("x"), clock["at once"]
+        told.append(f"Arrivals are at {speed} x the recorded rate, at most {most} requests run at once.")
+    return told

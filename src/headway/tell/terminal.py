@@ -15,7 +15,7 @@ from headway.tell import tables
 from headway.tell.comparison import Comparison
 from headway.tell.facts import RunFacts, facts_of, hit_rates
 from headway.tell.run import RunRecord
-from headway.tell.sentences import on_waterfall
+from headway.tell.sentences import on_making, on_waterfall
 
 __all__ = ["show", "show_runs"]
 
@@ -26,7 +26,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 _STYLES = {"refused": "dim", "new": "dim", "lost": "red", "reused": "green"}
 
 
-def show(run: RunRecord, console: Console, notes: Sequence[str] = ()) -> None:
+def show(run: RunRecord, console: Console) -> None:
     """Print a run: below the waterfall what it says in words, and at the end how it was made."""
     facts, result = facts_of(run), run.result
     if facts.refused_requests:
@@ -45,7 +45,8 @@ def show(run: RunRecord, console: Console, notes: Sequence[str] = ()) -> None:
         console.print(_memory(run, facts))
     if result.over_time:
         console.print(_over_time(run))
-    for note in notes:
+    speed = f"{result.requests_per_second:,.0f} requests a second of processor time"
+    for note in (*on_making(run), f"The replay itself went through {speed}; that says nothing about the model."):
         console.print(f"[dim]- {escape(note)}[/]")
 
 

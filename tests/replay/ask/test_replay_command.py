@@ -61,14 +61,14 @@ def test_presets(capsys: pytest.CaptureFixture[str], preset: str) -> None:
     code, out, err = run(capsys, "--limit", "60", "--preset", preset)
     assert code == 0, err
     assert f"whole trace: {preset}-" in out, "with the version that it was checked against"
-    assert f"imitates {preset}-" in " ".join(out.split())
+    assert f"Imitates {preset}-" in " ".join(out.split())
 
 
 def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--limit", "30", "--clock", "trace", "--gpu", "h100", "--memory", "4GB", "--speed", "20")
     code, out, err = run(capsys, *arguments)
     assert code == 0, err
-    for words in ("for the first token", "in the queue", "estimated", "times are estimates", "20 x the recorded rate"):
+    for words in ("for the first token", "in the queue", "estimated", "Times are estimates", "20 x the recorded rate"):
         assert words in " ".join(out.split())
     found = as_json(capsys, *arguments)["result"]["latency"]
     assert found["requests"] == 30

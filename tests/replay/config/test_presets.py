@@ -5,6 +5,7 @@ import pytest
 from headway.errors import ConfigError
 from headway.replay import MarconiPreset, VllmPreset
 from headway.replay.config.presets import described, preset_name, preset_of
+from headway.tell.engines import VERSIONS
 
 
 def test_a_name_without_a_version_means_the_newest() -> None:
@@ -33,6 +34,11 @@ def test_settings_that_were_found_are_described_in_full() -> None:
     found = VllmPreset(block_tokens=64, state_groups=3)
     assert described(found) == ("vllm-0.32,block_tokens=64,state_groups=3,retention=latest,running=16,step_tokens=8192")
     assert preset_of(described(found)) == found
+
+
+def test_advice_names_the_flags_of_the_versions_that_are_imitated() -> None:
+    for engine in ("vLLM", "SGLang"):
+        assert preset_name(engine.lower()) == f"{engine.lower()}-{VERSIONS[engine]}"
 
 
 @pytest.mark.parametrize("name", ["vllm-0.31", "vllm-", "marconi-1", "0.32", ""])

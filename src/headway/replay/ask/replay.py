@@ -13,21 +13,15 @@ from headway.replay.ask import options as opt
 from headway.replay.ask.progress import replaying
 from headway.replay.ask.record import record_of
 from headway.replay.ask.setting import Setting
-from headway.replay.config import ReplayConfig
 from headway.replay.replay import replay_trace
 from headway.sizes import format_bytes
-from headway.tell import RunRecord, compare, with_facts
+from headway.tell import compare, with_facts
 from headway.tell.page import require_report, write_report
 from headway.tell.terminal import show
 
 __all__ = ["replay"]
 
 _EXAMPLE_MEMORY = "8GB"
-_READ = {
-    "never": "answers: no prompt contains an earlier answer (--outputs continuation reads the trace the other way)",
-    "continuation": "answers: a prompt that goes on from the end of an earlier one is taken to contain its answer",
-    "recorded": "answers: as the trace has them",
-}
 
 
 @with_records
@@ -86,35 +80,4 @@ def replay(
     if as_json:
         typer.echo(json.dumps(with_facts(run), indent=2))
     else:
-        show(run, Console(), _notes(run, config))
-
-
-def _notes(run: RunRecord, config: ReplayConfig) -> list[str]:
-    layout, result, block = config.layout, run.result, run.trace["block_tokens"]
-    parts = [f"{group.name} {format_bytes(group.bytes, 1000)}" for group in run.groups]
-    notes = [
-        f"{run.model.name}, tp {layout.tp}, dcp {layout.dcp}, pcp {layout.pcp}; bytes of one token or state on one "
-        f"rank, before context parallelism: {', '.join(parts)} (source: {run.model.source})",
-        *run.model.notes,
-        _READ[result.outputs],
-        f"hits are whole blocks of {block} tokens ({run.trace['format']})",
-        *_clock_notes(run, config),
-    ]
-    if run.cost["source"] == "assumed":
-        notes.append("compute: not known for this model; attention is taken to cost as much as the rest at 100k tokens")
-    notes.append(
-        f"the replay itself went through {result.requests_per_second:,.0f} requests a second of processor time; that "
-        f"says nothing about the model"
-    )
-    return notes
-
-
-def _clock_notes(run: RunRecord, config: ReplayConfig) -> list[str]:
-    if run.result.preset:
-        return [f"imitates {run.result.preset}; what is modelled and what is not: docs/replay.md"]
-    if run.result.latency is None or config.timing is None:
-        return ["requests end before the next begins"]
-    return [
-        f"times are estimates: {run.result.latency.estimate}; communication and the host's work take no time",
-        f"arrivals at {config.timing.speed:g} x the recorded rate, at most {config.timing.max_running} at once",
-    ]
+        show(run, Console())
