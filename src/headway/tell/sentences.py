@@ -211,9 +211,7 @@ def on_making(run: RunRecord) -> list[str]:
     sizes = ", ".join(f"{group.name} {format_bytes(group.bytes, 1000)}" for group in run.groups)
     compute = f"Compute counts attention's quadratic part; its source: {run.cost['source']}."
     if run.cost["source"] == "assumed":
-        compute = (
-            "The compute of this model is not known: attention is taken to cost as much as the rest at 100k tokens."
-        )
+        compute = "This model's compute is not known: attention is taken to cost as much as the rest at 100k tokens."
     return [
         f"{run.model.name}, {layout}; bytes of one token or state on one rank, before context parallelism: {sizes} "
         f"(source: {run.model.source}).",
