@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from headway.tell.run import Stretch
-from headway.tell.story import Mark, Story, story_lines
+from headway.tell.story import Eviction, Mark, Story, story_lines
 
 STORY = Story(
     request=7,
@@ -22,7 +22,7 @@ STORY = Story(
         Mark(1000, "taken", "prompt_end"),
     ],
     lost={"parted": 100, "evicted": 500},
-    details=["[400, 900) evicted: the prompt_end checkpoint at 700 was evicted 3.2 s ago"],
+    evictions=[Eviction(400, 900, 1700, "prompt_end", "evicted", 3.25), Eviction(0, 9, 9, "path", "evicted", 1.0)],
     evicted={"answer_end": 2},
 )
 
@@ -49,7 +49,8 @@ def test_a_story() -> None:
         "500  evicted: was kept, and had to make room; give more memory, split the attention over more ranks (--dcp), "
         "or make states smaller",
         "100  parted: earlier prompts go on differently from here",
-        "[400, 900) evicted: the prompt_end checkpoint at 700 was evicted 3.2 s ago",
+        "[400, 900) evicted: the prompt_end checkpoint at 1,700 was evicted 3.2 s ago",
+        "[0, 9) evicted: the path was evicted 1.0 s ago",
         "To make room for it, these checkpoints were evicted elsewhere or here: 2 answer_end",
     ]
 

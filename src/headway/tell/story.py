@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headway.tell.reasons import MEANING, REMEDIES, UNSAVABLE
 from headway.tell.run import Stretch
 
-__all__ = ["Mark", "Story", "story_lines"]
+__all__ = ["Eviction", "Mark", "Story", "story_lines"]
 
 _MOST_MARKS, _MOST_STRETCHES = 40, 16
 
@@ -36,6 +36,27 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Eviction:
+    """Tokens [start, stop) of the prompt that were lost because something went.
+
+    Attributes:
+        start: First token.
+        stop: Token after the last.
+        position: Where a request could have resumed.
+        kind: Kind of placement that had taken the checkpoint there; "path" in models that need no checkpoints.
+        cause: Why it went.
+        ago: Seconds since.
+    """
+
+    start: int
+    stop: int
+    position: int
+    kind: str
+    cause: str
+    ago: float
+
+
+@dataclass(frozen=True)
 class Story:
     """One request.
 
@@ -50,7 +71,7 @@ class Story:
         stretches: The prompt, by who passed before.
         marks: What lies on its path, by position.
         lost: Tokens lost, by line of the waterfall.
-        details: What the cache adds to its reasons.
+        evictions: What had been there of the tokens lost, and why it went.
         evicted: Checkpoints that had to make room for it, by kind.
     """
 
@@ -64,7 +85,7 @@ class Story:
     stretches: list[Stretch]
     marks: list[Mark]
     lost: dict[str, int]
-    details: list[str]
+    evictions: list[Eviction]
     evicted: dict[str, int]
 
 
@@ -91,7 +112,10 @@ def story_lines(story: Story, name: str) -> Iterator[str]:
     for line, tokens in sorted(story.lost.items(), key=lambda item: (item[0] in UNSAVABLE, -item[1])):
         remedy = f"; {REMEDIES[line]}" if line in REMEDIES else ""
         yield f"  {tokens:>9,}  {line}: {MEANING.get(line, '')}{remedy}"
-    yield from (f"             {detail}" for detail in story.details)
+    for lost in story.evictions:
+        what = "the path" if lost.kind == "path" else f"the {lost.kind} checkpoint at {lost.position:,}"
+        place = f"[{lost.start:,}, {lost.stop:,})"
+        yield f"             {place} evicted: {what} was {lost.cause} {lost.ago:,.1f} s ago"
     if story.evicted:
         gone = ", ".join(f"{count:,} {kind}" for kind, count in story.evicted.items())
         yield ""

@@ -30,7 +30,7 @@ from headway.replay.run.ledger import Progress
 from headway.replay.run.order import PausedRun
 from headway.replay.trace.prefixes import number_prefixes, read_outputs, sequences
 from headway.tell.run import Stretch
-from headway.tell.story import Mark, Story, story_lines
+from headway.tell.story import Eviction, Mark, Story, story_lines
 
 __all__ = ["explain", "story_of"]
 
@@ -131,11 +131,10 @@ def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progres
         stretches=_stretches(trace, config, request),
         marks=sorted(marks, key=lambda mark: (mark.position, mark.what == "taken")),
         lost=lost,
-        details=[
-            f"[{tokens(loss.start):,}, {tokens(loss.stop):,}) {loss.reason.value}: "
-            f"{loss.detail._replace(position=tokens(loss.detail.position))}"
+        evictions=[
+            Eviction(tokens(loss.start), tokens(loss.stop), tokens(went.position), went.kind, went.cause, went.age)
             for loss in found.losses
-            if loss.detail
+            if (went := loss.detail)
         ],
         evicted={kind: evicted.count(kind) for kind in sorted(set(evicted))},
     )
