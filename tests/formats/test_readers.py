@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headway.errors import ConfigError, TraceError
-from headway.replay import RecordingWriter, Trace, endless_matches, read_trace
+from headway.replay import RecordingWriter, Trace, endless_matches, read_outputs, read_trace
 
 Lines = Sequence[dict[str, Any]]
 
@@ -294,3 +294,128 @@ def test_what_cannot_be_a_trace(tmp_path: Path) -> None:
             read_trace(path)
     with pytest.raises(ConfigError, match="unknown trace format"):
         read_trace(tmp_path / "odd.jsonl", format="csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"messages": [{"role": "user"}], "input_length": 5}, "field 'messages': this line holds text, not block ids"),
+        ({"input_length": 5, "session_id": [1]}, "field 'session_id': expected a whole number or a text or null, found list"),
+        (
+            {"input_length": 5, "session_id": "a", "delay": "long"},
+            "field 'delay': expected a number or null, found str",
+        ),
+        ({"session_id": "a"}, "field 'input_length': is missing; found 'session_id'"),
+    ],
+)
+def test_faults_of_aiperf(tmp_path: Path, line: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        read_trace(write(tmp_path / "t.jsonl", [line]), format="aiperf")
+
+
+def test_sessions_of_aiperf_may_be_numbered(tmp_path: Path) -> None:
+    lines = [
+        {"session_id": 7, "timestamp": 0, "input_length": 1024, "output_length": 512, "hash_ids": [1, 2]},
+        {"session_id": "7", "delay": 500, "input_length": 600, "output_length": 10},
+        {"session_id": 8, "timestamp": 100, "input_length": 600, "hash_ids": None},
+    ]
+    trace = read_trace(write(tmp_path / "t.jsonl", lines))
+    assert trace.prompt_tokens.tolist() == [1024, 600, 1024 + 512 + 600]
+    assert trace.times.tolist() == [0.0, 0.1, 0.5]
+
+
+def test_weka_sessions_say_their_blocks(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", [weka("a", [asked(0.0, [1], 130)], block_size=128)])
+    assert read_trace(path).width == 128
+    other = [weka("a", [asked(0.0, [1], 70)]), weka("b", [asked(0.0, [1], 130)], block_size=128)]
+    with pytest.raises(TraceError, match="field 'block_size': 128 where 64 was expected: give --block-tokens 128"):
+        read_trace(write(tmp_path / "b.jsonl", other))
+    with pytest.raises(TraceError, match="field 'block_size': expected a whole number of at least 1, found int 0"):
+        read_trace(write(tmp_path / "c.json", [weka("a", [], block_size=0)]))
+
+
+def test_weka_prompts_may_be_longer_than_their_blocks(tmp_path: Path) -> None:
+    requests = [asked(0.0, [1], 400), asked(1.0, [1, 2, 3], 10), {"t": 2.0, "type": "subagent", "in": 5}]
+    trace = read_trace(write(tmp_path / "a.json", [weka("a", requests)]))
+    assert trace.prompt_tokens.tolist() == [400, 192], "at least what its blocks hold; an empty sub-agent asks nothing"
+    assert endless_matches(trace, read_outputs(trace, "never")).tolist() == [0, 64]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"prompt": 3.5}, "field 'prompt': expected a whole number or a text or null, found float 3.5"),
+        ({"messages": None, "body": {"model": "m"}}, r"field 'body\.prompt': is missing; found 'model'"),
+        ({"messages": ["hello"]}, r"field 'messages\[0\]': expected an object, found str 'hello'"),
+        ({"prompt": "x", "timestamp": "yesterday"}, "field 'timestamp': expected seconds or a date in ISO 8601"),
+        ({"prompt": "x", "time": [1]}, "field 'time': expected"),
+        ({"prompt": "x", "response": {"choices": 3}}, r"field 'response\.choices': expected a list"),
+        ({"prompt": "x", "output_length": -1}, "field 'output_length': expected a whole number of at least 0"),
+        ({"prompt": ""}, "line 1: an empty prompt"),
+    ],
+)
+def test_faults_of_chat_logs(tmp_path: Path, line: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        read_trace(write(tmp_path / "t.jsonl", [line]), format="chat", tokenizer="bytes")
+
+
+def test_answers_of_chat_logs_may_be_missing_or_odd(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "a"},
+        {"prompt": "b", "response": None, "output_length": 9},
+        {"prompt": "c", "choices": []},
+        {"prompt": "d", "choices": [{"message": {"content": [1]}}]},
+        {"prompt": 5, "choices": [{"message": {"content": "yes"}}]},
+    ]
+    trace = read_trace(write(tmp_path / "t.jsonl", lines), tokenizer="bytes")
+    assert trace.answer_tokens.tolist() == [0, 9, 0, 0, 3]
+    assert bytes(trace.prompt(4).tolist()) == b"5"
+    assert trace.outputs == "recorded"
+    without = read_trace(write(tmp_path / "t.jsonl", lines[:3]), tokenizer="bytes")
+    assert without.outputs == "never", "no answer is there to be read"
+
+
+def test_tools_are_part_of_a_prompt(tmp_path: Path) -> None:
+    line = {"messages": [{"role": "user", "content": None}], "tools": [{"name": "f"}]}
+    trace = read_trace(write(tmp_path / "t.jsonl", [line]), tokenizer="bytes")
+    assert bytes(trace.prompt(0).tolist()) == b"<|tools|>[{'name': 'f'}]\n<|user|>\n<|assistant|>"
+
+
+def test_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match=r"tokenizer '.*absent' cannot be loaded"):
+        read_trace(write(tmp_path / "t.jsonl", CHAT), tokenizer=str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"prompt": "text"}, "field 'prompt': expected a list, found str 'text'"),
+        ({"prompt": [1, "a"]}, r"field 'prompt\[1\]': expected a whole number, found str 'a'"),
+        ({"answer": [1]}, "field 'prompt': is missing; found 'answer'"),
+    ],
+)
+def test_faults_of_tokens_in_a_recording(tmp_path: Path, line: dict[str, Any], message: str) -> None:
+    head = {"headway_recording": 1, "content": "tokens"}
+    with pytest.raises(TraceError, match=f"line 2: {message}"):
+        read_trace(write(tmp_path / "r.jsonl", [head, line]))
+
+
+def test_what_a_recording_cannot_hold() -> None:
+    with pytest.raises(ConfigError, match="'tokens' or 'hashes', not 'sound'"):
+        RecordingWriter(io.StringIO(), content="sound")
+    with pytest.raises(ConfigError, match="block_tokens is 0"):
+        RecordingWriter(io.StringIO(), block_tokens=0)
+    with pytest.raises(ConfigError, match="record hashes"):
+        RecordingWriter(io.StringIO(), content="tokens").add(0.0, [1], [2], scope="salt")
+
+
+def test_requests_of_different_salts_share_no_hash(tmp_path: Path) -> None:
+    file = io.StringIO()
+    writer = RecordingWriter(file, block_tokens=4)
+    for time, scope in enumerate(["", "a", "a", "b"]):
+        writer.add(float(time), range(8), [9], scope=scope)
+    path = tmp_path / "r.jsonl"
+    path.write_text(file.getvalue())
+    assert shared(read_trace(path)) == [0, 0, 7, 0]
+    assert path.read_text().count("\n") == 5, "one line a request, after the head"

@@ -28,8 +28,8 @@ __all__ = ["OrderedRun", "PausedRun"]
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
-_FRESH, _LAST = 1 << 30, (1 << 31) - 1
-"""Symbols of answers that occur nowhere else count up from here, and start again when they are through."""
+_FRESH, _LAST = 1 << 30, 3 << 29
+"""Symbols of answers that occur nowhere else count up from here, and start again when they meet those of tails."""
 
 
 class OrderedRun:
