@@ -128,12 +128,14 @@ class PrefixFacts:
         stretches: Stretches that lost any.
         worst: The up to ten that lost most, the worst first.
         share: Share of the loss that is theirs.
+        few: Whether that is most of it.
     """
 
     lost_tokens: int
     stretches: int
     worst: list[SharedStretch]
     share: float
+    few: bool
 
 
 @dataclass(frozen=True)
@@ -294,4 +296,4 @@ def _checkpoints(run: RunRecord) -> CheckpointFacts:
 def _prefixes(run: RunRecord) -> PrefixFacts:
     found, worst = run.result.prefixes, run.result.prefixes.worst[:_WORST]
     share = sum(stretch.lost_tokens for stretch in worst) / max(1, found.lost_tokens)
-    return PrefixFacts(found.lost_tokens, found.stretches, worst, share)
+    return PrefixFacts(found.lost_tokens, found.stretches, worst, share, share > 0.5)

@@ -30,7 +30,6 @@ __all__ = [
 _SMALL = 0.0005
 """Share of all tokens below which a loss is none to mend: it would be shown as 0.0 percent."""
 _FLAT = 0.02
-_CONCENTRATED = 0.5
 _ANSWERS = {
     "never": "No prompt contains an earlier answer (--outputs continuation reads the trace the other way).",
     "continuation": "A prompt that goes on from the end of an earlier one is taken to contain its answer.",
@@ -167,7 +166,7 @@ def on_prefixes(facts: RunFacts) -> str:
         f"{len(found.worst)} worst are {found.share:.0%} of it. The worst is [{worst.start:,}, {worst.stop:,}), which "
         f"{worst.requests:,} requests pass: {worst.lost_tokens:,} tokens."
     )
-    if found.share > _CONCENTRATED:
+    if found.few:
         return f"{text} A few prefixes lose most: pin them, or mark their ends as breakpoints."
     return f"{text} The loss is spread: no single prompt is worth special care."
 

@@ -8,6 +8,7 @@ request's own run writes down, so the figures are those of `headway replay`.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
@@ -110,21 +111,19 @@ def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progres
     def tokens(position: int) -> int:
         return total if position >= length else min(total, position * paused.symbol)
 
-    hit = paused.cache.lookup(paused.prompt)
-    found = paused.cache.explain(paused.prompt)
-    marks = list(_marks(paused.cache.path(paused.prompt), tokens))
-    events: list[Event] = []
+    hit, found = paused.cache.lookup(paused.prompt), paused.cache.explain(paused.prompt)
+    marks, events = list(_marks(paused.cache.path(paused.prompt), tokens)), list[Event]()
     paused.cache.subscribe(events.append)
     reused, lost = paused.resume()
-    taken = sorted({(event.position, event.kind) for event in events if isinstance(event, CheckpointStored)})
-    end = total + int(trace.answer_tokens[request])
-    marks += [Mark(end if kind == "answer_end" else tokens(place), "taken", kind) for place, kind in taken]
-    evicted = [e.kind for e in events if isinstance(e, CheckpointRemoved) and e.cause == "evicted"]
+    answer = int(trace.answer_tokens[request])
+    for place, kind in sorted({(e.position, e.kind) for e in events if isinstance(e, CheckpointStored)}):
+        marks.append(Mark(total + answer if kind == "answer_end" else tokens(place), "taken", kind))
+    evicted = Counter(e.kind for e in events if isinstance(e, CheckpointRemoved) and e.cause == "evicted")
     return Story(
         request=request,
         time=float(trace.times[request]),
         prompt_tokens=total,
-        answer_tokens=int(trace.answer_tokens[request]),
+        answer_tokens=answer,
         hit_tokens=reused,
         endless_tokens=paused.endless,
         resumed_from=hit.kind if reused else "",
@@ -136,7 +135,7 @@ def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progres
             for loss in found.losses
             if (went := loss.detail)
         ],
-        evicted={kind: evicted.count(kind) for kind in sorted(set(evicted))},
+        evicted=dict(sorted(evicted.items())),
     )
 
 
