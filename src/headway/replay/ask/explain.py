@@ -112,7 +112,8 @@ def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progres
         return total if position >= length else min(total, position * paused.symbol)
 
     hit, found = paused.cache.lookup(paused.prompt), paused.cache.explain(paused.prompt)
-    marks, events = list(_marks(paused.cache.path(paused.prompt), tokens)), list[Event]()
+    marks = list(_marks(paused.cache.path(paused.prompt), tokens))
+    events: list[Event] = []
     paused.cache.subscribe(events.append)
     reused, lost = paused.resume()
     answer = int(trace.answer_tokens[request])
