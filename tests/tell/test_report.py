@@ -156,6 +156,7 @@ def test_labels_are_what_differs() -> None:
     assert run_labels([run(), run(layout=one), run(layout=one)]) == ["dcp 8", "dcp 1", "dcp 1 (2)"]
     lru = {"placement": ["prompt_end", "junction"], "eviction": "lru"}
     assert run_labels([run(), run(policy=lru)]) == ["prompt_end, value", "prompt_end+junction, lru"]
+    assert run_labels([run(policy={"preset": None}), run(policy={"preset": "vllm-0.32"})]) == ["headway", "vllm-0.32"]
     clock = {"timing": {"gpu": "h200", "speed": "x1", "at once": 64}}
     slow, fast = run(policy=clock), run(policy={"timing": clock["timing"] | {"speed": "x2"}})
     assert run_labels([slow, fast]) == ["speed x1", "speed x2"]

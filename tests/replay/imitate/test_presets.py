@@ -110,6 +110,17 @@ def test_small_traces(
     replayed(builder.build(), preset, memory, layout=ParallelLayout(tp=tp, dcp=dcp), outputs=outputs)
 
 
+@pytest.mark.parametrize("preset", [*SMALL, None])
+def test_memory_is_sampled_from_the_first_request_to_the_last(preset: str | None) -> None:
+    trace = generate("mixed", 150, seed=2, block_tokens=64)
+    moments = replay_trace(trace, ReplayConfig(HYBRID, 30_000_000, preset=preset)).memory
+    assert [moment.request for moment in moments] == [*range(0, 150, 2), 150]
+    arrivals = [trace.times[min(moment.request, 149)] for moment in moments]
+    late = [0.0, *(trace.times[moment.request - 1] for moment in moments[1:])]
+    assert [moment.time for moment in moments] == (late if preset is None else arrivals)
+    assert 0 < moments[-1].used <= 30_000_000
+
+
 def test_answers_can_be_cut() -> None:
     builder = TraceBuilder("made", "test", 64)
     builder.add_blocks([1], 64, 500, 0.0)
