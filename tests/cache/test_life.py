@@ -198,10 +198,10 @@ def test_reset_with_running_requests() -> None:
 # First steps of which nothing counts.
 
 
-@pytest.mark.parametrize("few", [4, 0], ids=["numbers", "arrays"])
-def test_a_first_step_of_which_nothing_counts_is_asked_for_again(few: int) -> None:
+@pytest.mark.parametrize("plain", [True, False], ids=["numbers", "arrays"])
+def test_a_first_step_of_which_nothing_counts_is_asked_for_again(plain: bool) -> None:
     engine = Engine.of(ATTENTION, STATE)
-    engine.cache._leases.few = few
+    engine.cache._leases.plain = plain
     engine.run(tokens((1, 10)))
     lease = engine.start(tokens((1, 10), (2, 10)))
     first = engine.cache.extend([lease.row], [6])
@@ -222,10 +222,10 @@ def test_a_first_step_of_which_nothing_counts_is_asked_for_again(few: int) -> No
     assert engine.cache.stats().leased == 0
 
 
-@pytest.mark.parametrize("few", [4, 0], ids=["numbers", "arrays"])
-def test_a_state_starts_from_zero_until_a_token_counts(few: int) -> None:
+@pytest.mark.parametrize("plain", [True, False], ids=["numbers", "arrays"])
+def test_a_state_starts_from_zero_until_a_token_counts(plain: bool) -> None:
     engine = Engine.of(ATTENTION, STATE, blocks=11)
-    engine.cache._leases.few = few
+    engine.cache._leases.plain = plain
     lease = engine.start(tokens((1, 20)), no_store=True)
     for counted in (0, 0, 4):
         step = engine.cache.extend([lease.row], [8])
@@ -250,12 +250,12 @@ def test_what_a_hit_copies_from_stays_until_a_token_counts() -> None:
 # Tokens told without being computed.
 
 
-@pytest.mark.parametrize("few", [4, 0], ids=["numbers", "arrays"])
+@pytest.mark.parametrize("plain", [True, False], ids=["numbers", "arrays"])
 @pytest.mark.parametrize("groups", [(ATTENTION,), (ATTENTION, STATE), (ATTENTION, DRAFT)])
 @pytest.mark.parametrize("store", [True, False])
-def test_any_number_of_tokens_can_be_told_before_they_are_computed(few: int, groups: Any, store: bool) -> None:
+def test_any_number_of_tokens_can_be_told_before_they_are_computed(plain: bool, groups: Any, store: bool) -> None:
     engine = Engine.of(*groups, blocks=400, answer_stretch=16)
-    engine.cache._leases.few = few
+    engine.cache._leases.plain = plain
     lease = engine.start(tokens((1, 8)), no_store=not store)
     engine.compute(lease)
     told = [7]

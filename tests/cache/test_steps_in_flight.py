@@ -11,13 +11,13 @@ from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 from headway.cache import CacheConfig, Lease, Prompt, SlidingWindow, Step
 from headway.errors import ConfigError, LeaseError
 
-WAYS = pytest.mark.parametrize("few", [4, 0], ids=["numbers", "arrays"])
+WAYS = pytest.mark.parametrize("plain", [True, False], ids=["numbers", "arrays"])
 
 
-def engine_of(*groups: Any, few: int = 4, **options: Any) -> Engine:
-    """An engine whose leases may have two steps under way; `few=0`: it goes the way of large batches."""
+def engine_of(*groups: Any, plain: bool = True, **options: Any) -> Engine:
+    """An engine whose leases may have two steps under way; `plain=False`: it goes the way of large batches."""
     engine = Engine.of(*groups, steps_in_flight=2, **options)
-    engine.cache._leases.few = few
+    engine.cache._leases.plain = plain
     return engine
 
 
@@ -30,8 +30,8 @@ def said(*answer: int) -> np.ndarray:
 
 
 @WAYS
-def test_the_second_step_starts_where_the_first_ends(few: int) -> None:
-    engine = engine_of(ATTENTION, few=few)
+def test_the_second_step_starts_where_the_first_ends(plain: bool) -> None:
+    engine = engine_of(ATTENTION, plain=plain)
     lease = engine.start(tokens((1, 20)))
     first, second = plan(engine, lease, count=8), plan(engine, lease, count=12)
     assert (second.starts.tolist(), second.counts.tolist()) == ([8], [12])
@@ -44,8 +44,8 @@ def test_the_second_step_starts_where_the_first_ends(few: int) -> None:
 
 
 @WAYS
-def test_decoding_goes_on_before_the_token_is_known(few: int) -> None:
-    engine = engine_of(ATTENTION, few=few)
+def test_decoding_goes_on_before_the_token_is_known(plain: bool) -> None:
+    engine = engine_of(ATTENTION, plain=plain)
     lease = engine.start(tokens((1, 8)))
     steps = [plan(engine, lease, count=8), plan(engine, lease, count=1)]
     for answer in range(500, 520):
@@ -59,8 +59,8 @@ def test_decoding_goes_on_before_the_token_is_known(few: int) -> None:
 
 
 @WAYS
-def test_a_third_step_is_refused_and_so_is_the_newer_before_the_older(few: int) -> None:
-    engine = engine_of(ATTENTION, few=few)
+def test_a_third_step_is_refused_and_so_is_the_newer_before_the_older(plain: bool) -> None:
+    engine = engine_of(ATTENTION, plain=plain)
     lease = engine.start(tokens((1, 20)))
     first, second = plan(engine, lease, count=4), plan(engine, lease, count=4)
     for wrong in (
@@ -91,8 +91,8 @@ def test_one_step_under_way_is_the_default() -> None:
 
 
 @WAYS
-def test_a_shortened_step_undoes_the_next_for_its_lease_alone(few: int) -> None:
-    engine = engine_of(ATTENTION, few=few)
+def test_a_shortened_step_undoes_the_next_for_its_lease_alone(plain: bool) -> None:
+    engine = engine_of(ATTENTION, plain=plain)
     short, whole = engine.start(tokens((1, 20))), engine.start(tokens((2, 20)))
     first, second = plan(engine, short, whole, count=8), plan(engine, short, whole, count=8)
     engine.cache.commit(first, counts=[5, 8])
@@ -106,8 +106,8 @@ def test_a_shortened_step_undoes_the_next_for_its_lease_alone(few: int) -> None:
 
 
 @WAYS
-def test_blocks_of_an_undone_step_stay_with_the_lease(few: int) -> None:
-    engine = engine_of(ATTENTION, few=few)
+def test_blocks_of_an_undone_step_stay_with_the_lease(plain: bool) -> None:
+    engine = engine_of(ATTENTION, plain=plain)
     lease = engine.start(tokens((1, 40)))
     first, _ = plan(engine, lease, count=8), plan(engine, lease, count=16)
     free = engine.cache.free_blocks
@@ -118,8 +118,8 @@ def test_blocks_of_an_undone_step_stay_with_the_lease(few: int) -> None:
 
 
 @WAYS
-def test_a_failed_step_undoes_the_next_for_its_leases_alone(few: int) -> None:
-    engine = engine_of(ATTENTION, STATE, few=few)
+def test_a_failed_step_undoes_the_next_for_its_leases_alone(plain: bool) -> None:
+    engine = engine_of(ATTENTION, STATE, plain=plain)
     bad, good = engine.start(tokens((1, 20)), breakpoints=(8,)), engine.start(tokens((2, 20)), breakpoints=(8,))
     first, second = plan(engine, bad, count=4), plan(engine, bad, good, count=4)
     assert [export.row for export in second.exports] == [bad.row]
@@ -131,7 +131,7 @@ def test_a_failed_step_undoes_the_next_for_its_leases_alone(few: int) -> None:
     assert good.computed == 4
     engine.cache.abort([good.row])
     assert engine.cache.stats().leased == 0
-    assert not engine.cache._leases.ahead
+    assert not engine.cache._leases.under_way
 
 
 def test_a_step_of_which_nothing_is_left_need_not_be_committed() -> None:
@@ -140,7 +140,7 @@ def test_a_step_of_which_nothing_is_left_need_not_be_committed() -> None:
     first, second = plan(engine, lease, count=4), plan(engine, lease, count=4)
     engine.cache.fail(first)
     engine.cache.abort([lease.row])
-    assert not engine.cache._leases.ahead
+    assert not engine.cache._leases.under_way
     engine.cache.commit(second)
     assert engine.cache.leases == 0
 
@@ -205,9 +205,9 @@ def test_an_interval_behind_a_step_under_way_is_exported_too(interval: int) -> N
 
 
 @WAYS
-def test_a_window_keeps_what_the_first_of_two_steps_reads(few: int) -> None:
+def test_a_window_keeps_what_the_first_of_two_steps_reads(plain: bool) -> None:
     """Window of 6 in blocks of 4: the step from 16 on reads from 11 on, and is under way when the next is planned."""
-    engine = engine_of(SlidingWindow("w", 64, 6), placement=(), few=few)
+    engine = engine_of(SlidingWindow("w", 64, 6), placement=(), plain=plain)
     lease = engine.start(tokens((1, 60)))
     engine.cache.commit(plan(engine, lease, count=16))
     first = plan(engine, lease, count=16)

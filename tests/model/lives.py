@@ -88,7 +88,7 @@ class Lives:
         config = self.world.config
         self.cache = PrefixCache(config, clock=lambda: self.now)
         if self.world.arrays:  # take the way of large batches for small ones too
-            self.cache._leases.few = 0
+            self.cache._leases.plain = False
         self.geometry = self.cache.geometry
         self.names = Names()
         self.tails = any(t.kind is not TableKind.PREFIX for t in self.geometry.tables)

@@ -159,11 +159,11 @@ class PrefixCache(Guarded):
             pin_share=config.pin_share,
             limits=config.limits(),
         )
-        parts = (self.geometry, self._pool, self._leases, self._index)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
-        self._extender = Extender(*parts, inside=config.exports_inside)
-        self._committer = Committer(*parts, self._placement, config.pin_seconds)
-        self._opener = Opener(*parts, self._placement, self._committer, config.cost)
+        parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
+        self._extender = Extender(*parts, config.exports_inside)
+        self._committer = Committer(*parts, config.pin_seconds)
+        self._opener = Opener(*parts, self._committer, config.cost)
         self._namespaces: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self._namespaces_given = 0
         self._symbols = SymbolTable()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["StateExport", "Step"]
+__all__ = ["Ids", "Longs", "Rows", "StateExport", "Step"]
 
 Ids = NDArray[np.int32]
+Longs = NDArray[np.int64]
 Rows = NDArray[np.int64]
+
+_new_serial = itertools.count(1).__next__
 
 
 @dataclass(slots=True)
@@ -44,16 +48,16 @@ class Step:
         copies: int32 [k, 2], blocks (source, destination) to copy whole on every rank before the forward pass.
         fresh: int64 [m], rows whose recurrent state starts from zeros.
         exports: States to copy after the forward pass, or at their position inside it.
-        serial: Number of the step, unlike that of any other.
+        serial: Number of the step, unlike that of any other of any cache.
     """
 
     rows: Rows
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    starts: Longs
+    counts: Longs
     copies: Ids
     fresh: Rows
     exports: tuple[StateExport, ...]
-    serial: int
+    serial: int = field(default_factory=_new_serial)
 
     @property
     def exhausted(self) -> NDArray[np.bool_]:

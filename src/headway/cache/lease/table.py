@@ -7,19 +7,19 @@ needs, and its running state. A block that it may write is written by nobody els
 
 from __future__ import annotations
 
-import itertools
 import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headway.cache.index.edge import Anchor
+from headway.cache.index.edge import Anchor, Match
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
-from headway.cache.lease.step import StateExport, Step
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.lease.step import Ids, Longs, Rows, StateExport, Step
 from headway.cache.lease.wish import Wish
-from headway.cache.policy.placement import Place
+from headway.cache.policy.placement import Place, Placement
 from headway.cache.shape.geometry import CacheGeometry, TableGeometry, TableKind
 from headway.cache.shape.prompt import Prompt
 from headway.errors import LeaseError
@@ -28,27 +28,18 @@ __all__ = [
     "AHEAD",
     "BROKEN",
     "FAR",
-    "FEW",
-    "FREE",
     "MOST_SAMPLED",
     "RUNNING",
     "STEPPING",
     "Lease",
     "LeaseTable",
+    "Parts",
     "Record",
-    "Rows",
-    "new_serial",
     "ragged",
 ]
 
-Ids = NDArray[np.int32]
-Rows = NDArray[np.int64]
-
 MOST_SAMPLED = 64
 """Tokens that one commit can add to a sequence."""
-
-FEW = 4
-"""Rows up to which plain numbers are faster than arrays."""
 
 FAR = np.iinfo(np.int64).max
 """A position that is never reached."""
@@ -66,8 +57,6 @@ _WRONG_STEP = (
     "this step is not the oldest under way: it is over, another cache's, or one before it is still to be committed"
 )
 
-new_serial = itertools.count(1).__next__
-"""A number for a step that no other step of any cache has."""
 _NOTHING = np.empty(0, dtype=np.int32)
 _PAGE = 1024
 """Block ids in the least memory that a row takes once it is used."""
@@ -81,10 +70,10 @@ def _table(rows: int, width: int) -> Ids:
     return np.frombuffer(memory, dtype=np.int32, count=rows * width).reshape(rows, width)
 
 
-def ragged(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def ragged(first: Longs, counts: Longs) -> Longs:
     """first[0], first[0] + 1, ... (counts[0] of them), then the same from first[1], and so on."""
     ends = np.cumsum(counts)
-    indices: NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+    indices: Longs = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
     return indices
 
 
@@ -106,6 +95,7 @@ class Record:
         sources: Blocks that its first step copies from; held until that step is committed.
         exports: States of the steps under way, by position.
         own_blocks: It keeps its own blocks, whatever of it is resident already.
+        restored: Its first step has been committed.
         resident: Position up to which it has published (models without checkpoints).
     """
 
@@ -120,7 +110,13 @@ class Record:
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
     exports: dict[int, StateExport] = field(default_factory=dict)
     own_blocks: bool = False
+    restored: bool = False
     resident: int = 0
+
+    def place(self, position: int) -> Match:
+        """The place at `position` of the path of a lease that is in the tree (above 0, not behind its anchor)."""
+        assert self.anchor is not None
+        return Match(Match(self.anchor.edge, position).edge_at(position), position)
 
 
 class LeaseTable:
@@ -129,24 +125,21 @@ class LeaseTable:
     Attributes:
         stretch: Answer tokens that gather in a row before they are entered in the tree.
         steps: Steps that a lease may have under way at once, 1 or 2.
-        few: Rows up to which plain numbers are used instead of arrays.
+        extendable: The last phase in which a lease can be extended.
+        plain: Steps of one lease are done with plain numbers, which is faster for it than arrays.
         phase: int8 [R], FREE, BROKEN (a step failed), RUNNING, STEPPING (a step is under way) or AHEAD (two are).
         known: int64 [R], tokens of the sequence told so far.
         computed: int64 [R], tokens computed and committed.
         planned: int64 [R], where the next step starts: behind the step under way, or at `computed` if there may be only
             one (and then this is the same array).
-        prompt: int64 [R], tokens of the prompt.
         due: int64 [R], position of the next checkpoint, FAR if none is planned.
-        quiet: int64 [R], position up to which the blocks at hand suffice.
         calm: int64 [R], position up to which `extend` has nothing to do: 0 before the first commit, else before `due`
-            and within `quiet`.
+            and where the blocks at hand suffice.
         eager: int64 [R], computed tokens from which on `commit` has something to publish.
-        serial: int64 [R], number of the older step under way.
-        later: int64 [R], number of the newer one; the same if there is one.
-        ahead: Steps under way, by number; kept if a lease may have two, as the older undoes rows of the newer.
-        restored: bool [R], the first step has been committed.
+        newest: int64 [R], number of the newest step under way, if there may be two.
+        under_way: Steps under way, by number.
         stamp: int64 [R], scratch: to see whether a row is given twice.
-        tail: int32 [R, stretch + MOST_SAMPLED], answer tokens that are not in the tree yet.
+        tail: int32 [stretch + MOST_SAMPLED, R], answer tokens that are not in the tree yet.
         tail_size: int64 [R], how many.
         blocks: One int32 [R, width] array per table: the block tables, of each row up to `filled`.
         filled: int64 [tables, R], block indices allocated so far (end).
@@ -159,18 +152,19 @@ class LeaseTable:
         """Make room for `rows` leases; it grows. Up to `stretch` answer tokens gather before they are entered."""
         self.stretch = stretch
         self.steps = steps
-        self.few = FEW
+        self.extendable = RUNNING if steps == 1 else STEPPING
+        self.plain = True
+        self.token_tables = [table for table in geometry.tables if table.kind is not TableKind.STATE]
         self._tables = geometry.tables
-        self._page = _PAGE * min([table.span for table in geometry.tables if table.span], default=1)
+        self._page = _PAGE * min([table.span for table in self.token_tables], default=1)
         self.phase = np.zeros(rows, dtype=np.int8)
-        columns: list[NDArray[np.int64]] = list(np.zeros((11, rows), dtype=np.int64))
-        self.known, self.computed, self.prompt, self.due, self.quiet, self.calm = columns[:6]
-        self.eager, self.serial, self.later, self.stamp, self.tail_size = columns[6:]
-        self.planned = self.computed if steps == 1 else np.zeros(rows, dtype=np.int64)
-        self.restored = np.zeros(rows, dtype=np.bool_)
-        self.tail = np.zeros((rows, stretch + MOST_SAMPLED), dtype=np.int32)
+        columns: list[Rows] = list(np.zeros((9, rows), dtype=np.int64))
+        self.known, self.computed, self.due, self.calm, self.eager, self.tail_size = columns[:6]
+        self.newest, self.stamp, self.planned = columns[6:]
+        self.planned = self.computed if steps == 1 else self.planned
+        self.tail = np.zeros((stretch + MOST_SAMPLED, rows), dtype=np.int32)
         self.filled, self.touched, self.owned = np.zeros((3, len(self._tables), rows), dtype=np.int64)
-        self.ahead: dict[int, Step] = {}
+        self.under_way: dict[int, Step] = {}
         self.blocks = [_table(rows, t.state_blocks or 16) for t in self._tables]
         self.records: list[Record | None] = [None] * rows
         self._free_rows = list(range(rows - 1, -1, -1))
@@ -204,14 +198,12 @@ class LeaseTable:
             self._more_rows()
         row = self._free_rows.pop()
         self.records[row] = record
-        self.known[row] = self.prompt[row] = length
+        self.known[row] = length
         self.computed[row] = self.planned[row] = computed
-        self.restored[row] = False
-        self.tail_size[row] = self.quiet[row] = self.calm[row] = self.eager[row] = 0
+        self.tail_size[row] = self.calm[row] = self.eager[row] = 0
         for i, table in enumerate(self._tables):
-            if table.kind is TableKind.STATE:
-                first = 0
-            else:
+            first = 0
+            if table.kind is not TableKind.STATE:
                 first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
                 self.widen(i, -(-length // table.span) + 1)
             self.blocks[i][row, : table.state_blocks or first + 1] = -1
@@ -241,7 +233,7 @@ class LeaseTable:
             self.blocks[table][row, :end] = old[row, :end]
         self.touched[table] = 0
 
-    def drop_behind(self, rows: Rows, computed: NDArray[np.int64]) -> Ids:
+    def drop_behind(self, rows: Rows, computed: Longs) -> Ids:
         """Take out the blocks of windows and chunks that no token from `computed` on can see.
 
         Returns:
@@ -261,54 +253,33 @@ class LeaseTable:
                 self.owned[i, rows] = owned + counts
         return np.concatenate(dropped)
 
-    def begin(self, rows: Rows, ends: NDArray[np.int64], serial: int) -> None:
-        """A step that computes leases up to `ends` is under way."""
-        if self.steps == 1:
-            self.phase[rows], self.serial[rows] = STEPPING, serial
-            return
-        phase = self.phase[rows]
-        self.serial[rows[phase == RUNNING]] = serial
-        self.phase[rows] = phase + 1
-        self.later[rows] = serial
-        self.planned[rows] = ends
+    def room(self, row: int) -> int:
+        """Position up to which the blocks of a lease suffice."""
+        return min([self.filled.item(table.index, row) * table.span for table in self.token_tables], default=FAR)
 
-    def begin_one(self, row: int, end: int, serial: int) -> None:
-        """As `begin`, with plain numbers."""
-        phase = self.phase.item(row)
-        if phase == RUNNING:
-            self.serial[row] = serial
-        self.phase[row] = phase + 1
-        if self.steps > 1:
-            self.later[row] = serial
-            self.planned[row] = end
+    def begin(self, rows: Rows | int, ends: Rows | int, step: Step) -> None:
+        """A step that computes leases up to `ends` is under way."""
+        self.under_way[step.serial] = step
+        if self.steps == 1:
+            self.phase[rows] = STEPPING
+        else:
+            self.phase[rows] += 1
+            self.newest[rows], self.planned[rows] = step.serial, ends
 
     def end(self, rows: Rows | int) -> None:
         """The older step of leases is no longer under way."""
-        if self.steps == 1:
-            self.phase[rows] = RUNNING
-        else:
-            self.phase[rows] -= 1
-            self.serial[rows] = self.later[rows]
+        self.phase[rows] = RUNNING if self.steps == 1 else self.phase[rows] - 1
 
-    def undo_second(self, row: int) -> list[StateExport]:
-        """Take a lease out of its newer step. Returns the exports that it would have made."""
-        step = self.ahead[self.later.item(row)]
-        step.counts[step.rows == row] = 0
-        exports = [export for export in step.exports if export.row == row]
-        step.exports = tuple(export for export in step.exports if export.row != row)
-        if not step.counts.any():
-            del self.ahead[step.serial]
-        return exports
-
-    def check_step(self, rows: Rows, serial: int) -> None:
-        """Refuse rows whose step under way is not the one with this serial.
+    def check_step(self, serial: int, rows: Rows, starts: Rows) -> None:
+        """Refuse a step that is not the oldest under way of the leases to which it gave something.
 
         Raises:
             LeaseError: Another step is under way, or none.
         """
-        inside = rows.max(initial=0) < len(self.phase)
-        if inside and ((self.serial[rows] == serial) & (self.phase[rows] >= STEPPING)).all():
-            return
+        if serial in self.under_way:  # the older one of two starts at what is computed
+            first = self.computed.item(rows.item(0)) == starts.item(0)
+            if first and (len(rows) == 1 or (self.computed[rows] == starts).all()):
+                return
         self.check_rows(rows, STEPPING, AHEAD)
         raise LeaseError(_WRONG_STEP)
 
@@ -318,39 +289,53 @@ class LeaseTable:
         Raises:
             LeaseError: Names the first such row.
         """
-        if len(rows) > self.few and rows.view(np.uint64).max() < len(self.phase):  # negative ones are large
+        if len(rows) > 1 and rows.view(np.uint64).max() < len(self.phase):  # negative ones are large
             order, phase = np.arange(len(rows)), self.phase[rows]
             self.stamp[rows] = order
             if ((phase >= first) & (phase <= last) & (self.stamp[rows] == order)).all():
                 return
-        self.check_few(rows.tolist(), first, last)
+        for row in rows.tolist():
+            self.check_row(row, first, last)
+        if len(rows) > 1:
+            raise LeaseError(f"a lease is given twice: {rows[:20].tolist()}")
 
-    def check_few(self, rows: list[int], first: int, last: int) -> None:
-        """As `check_rows`, with plain numbers."""
-        for row in rows:
-            if not 0 <= row < len(self.phase):
-                raise LeaseError(f"row {row} is not a lease")
-            phase = self.phase.item(row)
-            if not first <= phase <= last:
-                raise LeaseError(f"row {row} {_WRONG_PHASE[phase]}")
-        if len(rows) > 1 and len(set(rows)) < len(rows):
-            raise LeaseError(f"a lease is given twice: {rows[:20]}")
+    def check_row(self, row: int, first: int, last: int) -> None:
+        """As `check_rows`, for one."""
+        if not 0 <= row < len(self.phase):
+            raise LeaseError(f"row {row} is not a lease")
+        phase = self.phase.item(row)
+        if not first <= phase <= last:
+            raise LeaseError(f"row {row} {_WRONG_PHASE[phase]}")
 
     def _more_rows(self) -> None:
         old = len(self.phase)
-        columns = [name for name, values in vars(self).items() if isinstance(values, np.ndarray) and values.ndim == 1]
-        for name in columns:
-            values = getattr(self, name)
-            setattr(self, name, np.concatenate([values, np.zeros_like(values)]))
+        for name, values in list(vars(self).items()):
+            if isinstance(values, np.ndarray):
+                setattr(self, name, np.concatenate([values, np.zeros_like(values)], axis=-1))
         self.planned = self.computed if self.steps == 1 else self.planned
-        self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)])
-        for name in ("filled", "touched", "owned"):
-            values = getattr(self, name)
-            setattr(self, name, np.concatenate([values, np.zeros_like(values)], axis=1))
         for i, blocks in enumerate(self.blocks):
             self._move(i, 2 * old, blocks.shape[1])
         self.records += [None] * old
         self._free_rows = list(range(2 * old - 1, old - 1, -1))
+
+
+@dataclass(eq=False)
+class Parts:
+    """What a lease is opened, extended, committed and ended with.
+
+    Attributes:
+        geometry: Where every token lives.
+        pool: The blocks.
+        leases: The rows.
+        index: What is known and kept.
+        placement: Which positions get a checkpoint.
+    """
+
+    geometry: CacheGeometry
+    pool: BlockPool
+    leases: LeaseTable
+    index: PrefixIndex
+    placement: Placement
 
 
 class Lease:
@@ -408,10 +393,10 @@ class Lease:
     @property
     def next_stop(self) -> int:
         """Where the next prefill chunk should end: the next checkpoint, or all that is known."""
-        known, planned = self._number(self._table.known), self.planned
-        return min([known, *(place.position for place in self._record.plan if place.position > planned)])
+        known, planned = self._number(self._table.known), self._table.planned.item(self.row)
+        return min([known, *[place.position for place in self._record.plan if place.position > planned]])
 
-    def _number(self, column: NDArray[np.int64]) -> int:
+    def _number(self, column: Longs) -> int:
         if self._table.records[self.row] is not self._record:
             raise LeaseError(f"the lease of row {self.row} has ended")
         return column.item(self.row)

@@ -221,14 +221,6 @@ class EvictionQueue(Generic[Item]):
             self._enter(item, priority)
         return victim, candidate
 
-    def clear(self) -> None:
-        """Forget everything."""
-        for _, _, item in self._heap:
-            item.entry = -1
-        self._heap.clear()
-        self._asked.clear()
-        self._live = 0
-
     def _enter(self, item: Item, priority: float) -> None:
         if item.entry < 0:
             self._live += 1

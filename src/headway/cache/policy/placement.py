@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headway.cache.shape.prompt import Prompt
 from headway.errors import ConfigError
 
 __all__ = ["DEFAULT_PLACEMENT", "Place", "Placement", "check_placement"]
@@ -93,27 +94,16 @@ class Placement:
             multiple += 1
         return place
 
-    def plan(
-        self,
-        length: int,
-        hit: int,
-        *,
-        junction: int | None,
-        breakpoints: Sequence[int],
-        boundaries: Sequence[int],
-        pin: int = 0,
-    ) -> list[Place]:
-        """Positions of (hit, length) that should get a checkpoint while the prompt is computed, ascending.
+    def plan(self, prompt: Prompt, hit: int, junction: int | None, boundaries: Sequence[int]) -> list[Place]:
+        """Positions of (hit, end of the prompt) that should get a checkpoint while it is computed, ascending.
 
         Args:
-            length: Tokens of the prompt.
+            prompt: The prompt, with the positions that the caller marked.
             hit: Position from which it resumes.
             junction: Where it parts from a known path, or None.
-            breakpoints: Positions that the caller marked.
-            boundaries: Message boundaries that were admitted.
-            pin: Position up to which the caller wants the prefix pinned, or 0.
+            boundaries: Its message boundaries that were admitted.
         """
-        last = length - max(1, self._lookahead)
+        last = len(prompt.tokens) - max(1, self._lookahead)
         wanted: dict[int, str] = {}
         if "boundary" in self._kinds:
             wanted.update((self.floor(min(p, last)), "boundary") for p in boundaries)
@@ -127,9 +117,9 @@ class Placement:
         if "junction" in self._kinds and junction is not None:
             wanted[self.floor(junction)] = "junction"
         if "breakpoint" in self._kinds:
-            wanted.update((self.floor(min(p, last)), "breakpoint") for p in breakpoints)
-        if pin:
-            wanted[self.floor(min(pin, last))] = "breakpoint"
+            wanted.update((self.floor(min(p, last)), "breakpoint") for p in prompt.breakpoints)
+        if prompt.pin:
+            wanted[self.floor(min(prompt.pin, last))] = "breakpoint"
         return [Place(p, kind) for p, kind in sorted(wanted.items()) if p > hit]
 
     @staticmethod

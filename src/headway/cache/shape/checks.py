@@ -76,7 +76,7 @@ def longs(name: str, values: ArrayLike) -> NDArray[np.int64]:
         LeaseError: Anything but whole numbers.
     """
     array = _integers(name, values)
-    if array.dtype == np.uint64 and array.size and array.max() > 2**62:
+    if array.dtype.kind == "u" and array.size and array.max() > 2**62:
         raise LeaseError(f"{name} are too large: {array.max()}")
     return array.astype(np.int64, copy=False)
 
@@ -88,11 +88,10 @@ def tokens(name: str, values: ArrayLike) -> NDArray[np.int32]:
         LeaseError: Anything but whole numbers that fit.
     """
     array = _integers(name, values)
-    if array.dtype == np.int32:
-        return array
-    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
+    ids = array.astype(np.int32, copy=False)
+    if ids is not array and np.count_nonzero(ids != array):
         raise LeaseError(f"{name} must fit into 32 bits: [{array.min()}, {array.max()}]")
-    return array.astype(np.int32)
+    return ids
 
 
 def token_ids(name: str, values: TokenIds) -> tuple[bytes, NDArray[np.int32]]:

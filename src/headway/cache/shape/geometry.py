@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
-from typing import overload
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,6 +38,7 @@ from headway.errors import ConfigError
 __all__ = ["CacheGeometry", "GroupGeometry", "TableGeometry", "TableKind"]
 
 Int64s = NDArray[np.int64]
+Positions = TypeVar("Positions", int, Int64s)
 _FIRST_STRETCH = 1024
 """Positions at the end of a sequence that are searched first for its largest need; then twice as many, and so on."""
 _PEAKS_REMEMBERED = 4096
@@ -73,6 +73,7 @@ class TableGeometry:
         window: Tokens that a query sees (WINDOW), else 0.
         chunk: Tokens in a chunk (CHUNK), else 0.
         interleave: Consecutive tokens on one rank.
+        span: Tokens of the sequence that one block id covers (0 for states).
     """
 
     index: int
@@ -85,33 +86,25 @@ class TableGeometry:
     window: int = 0
     chunk: int = 0
     interleave: int = 1
+    span: int = field(init=False, repr=False)
 
-    @cached_property
-    def span(self) -> int:
-        """Tokens of the sequence that one block id covers (0 for states)."""
-        return self.block_tokens * self.shards
+    def __post_init__(self) -> None:
+        """What follows from the other fields."""
+        object.__setattr__(self, "span", self.block_tokens * self.shards)
 
-    @overload
-    def first_needed(self, position: int) -> int: ...
-    @overload
-    def first_needed(self, position: Int64s) -> Int64s: ...
-    def first_needed(self, position: int | Int64s) -> int | Int64s:
+    def first_needed(self, position: Positions) -> Positions:
         """First position whose entry is needed to resume at `position` (equal to it where none is).
 
         Takes an int, or int64 of any shape and returns that shape.
         """
         if self.kind is TableKind.WINDOW:
             first = position - self.window + 1
-            return max(0, first) if isinstance(first, int) else np.maximum(first, 0)
+            return first * (first > 0)
         if self.kind is TableKind.CHUNK:
             return position // self.chunk * self.chunk
         return position * 0 if self.kind is TableKind.PREFIX else position
 
-    @overload
-    def blocks_at(self, position: int) -> int: ...
-    @overload
-    def blocks_at(self, position: Int64s) -> Int64s: ...
-    def blocks_at(self, position: int | Int64s) -> int | Int64s:
+    def blocks_at(self, position: Positions) -> Positions:
         """Block ids that a sequence holds while it computes the token at `position`: what that token sees, and itself.
 
         Takes an int, or int64 of any shape and returns that shape.
@@ -226,6 +219,8 @@ class CacheGeometry:
         prefix_tables: The tables of full attention.
         tail_tables: The tables of windows, chunks and states: what a checkpoint holds.
         state_table: The table of states, or None.
+        state_blocks: Blocks that one state takes, 0 without states.
+        local: Whether there are windows or chunks, whose blocks are let go as the sequence goes on.
     """
 
     def __init__(
@@ -252,19 +247,20 @@ class CacheGeometry:
         if block_tokens is not None and block_bytes is not None:
             raise ConfigError("give block_tokens or block_bytes, not both: either fixes the other")
         families = _families(groups)
-        self.block_bytes = (
-            _block_bytes(families, self.layout, 16 if block_tokens is None else block_tokens)
-            if block_bytes is None
-            else block_bytes
-        )
+        if block_bytes is None:
+            block_bytes = _block_bytes(families, self.layout, 16 if block_tokens is None else block_tokens)
+        self.block_bytes = block_bytes
         self.tables = tuple(_table(i, family, self.layout, self.block_bytes) for i, family in enumerate(families))
         self.groups = _place_groups(groups, families, self.tables)
         self.lookahead = max(group.lookahead for group in groups)
         self.prefix_tables = tuple(t for t in self.tables if t.kind is TableKind.PREFIX)
         self.tail_tables = tuple(t for t in self.tables if t.kind is not TableKind.PREFIX)
         self.state_table = next((t for t in self.tables if t.kind is TableKind.STATE), None)
+        self.state_blocks = self.state_table.state_blocks if self.state_table else 0
+        self.local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in self.tables)
         self._token_tables = tuple(t for t in self.tables if t.kind is not TableKind.STATE)
-        self._most_copied = 2 * len(self._token_tables) + (self.state_table.state_blocks if self.state_table else 0)
+        self._blocks_per_token = sum(1 / t.span for t in self._token_tables)
+        self._blocks_besides = 4 * len(self._token_tables) + 2 * self.state_blocks
         self._peaks: dict[tuple[int, int], int] = {}
 
     def peak_blocks(self, length: int, start: int = 0) -> int:
@@ -296,9 +292,8 @@ class CacheGeometry:
         stop, stretch = length - 1, _FIRST_STRETCH
         while stop > start and self._most_blocks(stop) > peak:
             low = max(start, stop - stretch)
-            rises = [np.array([low])]  # the need rises only where a block begins
-            rises += [np.arange(-(-low // t.span) * t.span, stop, t.span) for t in self._token_tables]
-            positions = np.concatenate(rises)
+            rises = [np.arange(-(-low // t.span) * t.span, stop, t.span) for t in self._token_tables]
+            positions = np.concatenate([[low], *rises])  # the need rises only where a block begins
             need = sum((table.blocks_at(positions) for table in self.tables), start=np.zeros_like(positions))
             peak = max(peak, int(need.max()))
             stop, stretch = low, min(2 * stretch, 64 * _FIRST_STRETCH)
@@ -324,8 +319,8 @@ class CacheGeometry:
         return sum(kept % table.span > 0 for table in self.prefix_tables)
 
     def fits_anyway(self, blocks: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens fits into `blocks` wherever it resumes, by the roughest bound. O(tables)."""
-        return self._most_blocks(length) + self._most_copied <= blocks
+        """Whether a sequence of `length` tokens fits into `blocks` wherever it resumes, by the roughest bound. O(1)."""
+        return length * self._blocks_per_token + self._blocks_besides <= blocks
 
     def fits(self, blocks: int, length: int, start: int = 0) -> bool:
         """Whether `peak_blocks(length, start) <= blocks`: O(tables) wherever `blocks` is not scarce."""
@@ -337,10 +332,7 @@ class CacheGeometry:
         Raises:
             KeyError: No such group.
         """
-        for group in self.groups:
-            if group.spec.name == name:
-                return group
-        raise KeyError(name)
+        return {group.spec.name: group for group in self.groups}[name]
 
 
 def _families(groups: Sequence[LayerSpec]) -> list[list[LayerSpec]]:

@@ -71,13 +71,8 @@ class Prompt:
         checks.check_natural("pin", pin)
         if pin_seconds is not None:
             checks.check_seconds("pin_seconds", pin_seconds)
-        put, length = object.__setattr__, len(view)
-        put(self, "tokens", view)
-        put(self, "namespace", namespace)
-        put(self, "boundaries", checks.positions("boundaries", boundaries, length))
-        put(self, "breakpoints", checks.positions("breakpoints", breakpoints, length))
-        put(self, "pin", pin)
-        put(self, "no_store", no_store)
-        put(self, "pin_seconds", pin_seconds)
-        put(self, "data", data)
-        put(self, "owner", owner)
+        ends = checks.positions("boundaries", boundaries, len(view))
+        marks = checks.positions("breakpoints", breakpoints, len(view))
+        values = (view, namespace, ends, marks, pin, no_store, pin_seconds, data, owner)
+        for name, value in zip(self.__slots__, values, strict=True):
+            object.__setattr__(self, name, value)

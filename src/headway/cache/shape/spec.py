@@ -34,15 +34,21 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _require_sizes(spec: LayerSpec, **sizes: int) -> None:
-    _require(bool(spec.name), f"a {type(spec).__name__} group needs a name")
-    for label, value in sizes.items():
-        check_whole(f"group {spec.name!r}: {label}", value, high=2**50)
-    check_whole(f"group {spec.name!r}: lookahead", spec.lookahead, low=0, high=2**10)
+class _Group:
+    """What groups of all kinds have in common."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuse a group without a name, and sizes out of range (ConfigError)."""
+        _require(bool(self.name), f"a {type(self).__name__} group needs a name")
+        for label in ("bytes_per_token", "window", "chunk", "state_bytes", "lookahead"):
+            low, high = (0, 2**10) if label == "lookahead" else (1, 2**50)
+            check_whole(f"group {self.name!r}: {label}", getattr(self, label, low), low, high)
 
 
 @dataclass(frozen=True)
-class FullAttention:
+class FullAttention(_Group):
     """Full attention (MHA, GQA, MLA): one entry a token, all of them needed.
 
     Attributes:
@@ -58,13 +64,9 @@ class FullAttention:
     lookahead: int = 0
     sharded: bool = True
 
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1 (ConfigError)."""
-        _require_sizes(self, bytes_per_token=self.bytes_per_token)
-
 
 @dataclass(frozen=True)
-class SlidingWindow:
+class SlidingWindow(_Group):
     """Sliding-window attention: token p sees (p - window, p], so resuming at p needs [p - window + 1, p).
 
     Attributes:
@@ -80,13 +82,9 @@ class SlidingWindow:
     lookahead: int = 0
     sharded: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1 (ConfigError)."""
-        _require_sizes(self, bytes_per_token=self.bytes_per_token, window=self.window)
-
 
 @dataclass(frozen=True)
-class ChunkedLocal:
+class ChunkedLocal(_Group):
     """Chunked local attention (Llama 4): token p sees its own chunk up to p, [p // chunk * chunk, p].
 
     Attributes:
@@ -102,13 +100,9 @@ class ChunkedLocal:
     lookahead: int = 0
     sharded: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1 (ConfigError)."""
-        _require_sizes(self, bytes_per_token=self.bytes_per_token, chunk=self.chunk)
-
 
 @dataclass(frozen=True)
-class Recurrent:
+class Recurrent(_Group):
     """A recurrent state (Mamba, Mamba-2, GatedDeltaNet, KDA, short convolutions): one of fixed size a sequence.
 
     Attributes:
@@ -120,10 +114,6 @@ class Recurrent:
     state_bytes: int
     sharded: ClassVar[bool] = False
     lookahead: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below 1 (ConfigError)."""
-        _require_sizes(self, state_bytes=self.state_bytes)
 
 
 LayerSpec = FullAttention | SlidingWindow | ChunkedLocal | Recurrent
