@@ -347,11 +347,12 @@ class Committer(Parts):
         self._drop_exports(list(record.exports.values()))
         for table in self.geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
-            first = 0 if table.kind is TableKind.STATE else leases.owned.item(table.index, row)
-            if table.kind is TableKind.PREFIX and first:
-                self.pool.disuse(blocks[:first])
-            if last > first:
-                self.pool.drop(blocks[first:last])
+            held = 0 if table.kind is TableKind.STATE else leases.owned.item(table.index, row)
+            used = 0 if table.kind is TableKind.PREFIX else held
+            if last > used:
+                self.pool.disuse(blocks[used:last])
+            if last > held:
+                self.pool.release(blocks[held:last])
         for wish in record.wishes:
             if wish.outcome is Outcome.PENDING:
                 self.close_wish(wish, Outcome.ENDED)

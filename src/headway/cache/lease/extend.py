@@ -30,15 +30,14 @@ _NO_ROWS = np.empty(0, dtype=np.int64)
 class _Work:
     """What a step asks of the ranks, while it is put together."""
 
-    copies: list[tuple[Ids, Ids]] = field(default_factory=list)
+    copies: list[Ids] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     exports: list[StateExport] = field(default_factory=list)
 
     def step(self, rows: Rows, starts: Longs, counts: Longs) -> Step:
         """The step."""
-        copies, fresh = _NO_COPIES, np.array(self.fresh, dtype=np.int64) if self.fresh else _NO_ROWS
-        if self.copies:
-            copies = np.array([np.concatenate(side) for side in zip(*self.copies, strict=True)]).T
+        copies = np.concatenate(self.copies) if self.copies else _NO_COPIES
+        fresh = np.array(self.fresh, dtype=np.int64) if self.fresh else _NO_ROWS
         return Step(rows, starts, counts, copies, fresh, tuple(self.exports))
 
 
@@ -176,12 +175,10 @@ class Extender(Parts):
         if self.geometry.state_table and start == 0:
             work.fresh.append(row)
         for table, source in record.sources:
-            if table.kind is TableKind.STATE:
-                target = self.leases.blocks[table.index][row, : len(source)]
-            else:
-                block = start // table.span
-                target = self.leases.blocks[table.index][row, block : block + 1]
-            work.copies.append((source, target.copy()))
+            first = 0 if table.kind is TableKind.STATE else start // table.span
+            pairs = np.empty((len(source), 2), dtype=np.int32)
+            pairs[:, 0], pairs[:, 1] = source, self.leases.blocks[table.index][row, first : first + len(source)]
+            work.copies.append(pairs)
 
     def _plan_exports(self, row: int, places: list[Place], record: Record, work: _Work) -> None:
         assert self.geometry.state_table is not None

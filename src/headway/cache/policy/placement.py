@@ -18,7 +18,7 @@ admit boundaries, and by eviction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway.cache.shape.prompt import Prompt
 from headway.errors import ConfigError
@@ -54,8 +54,7 @@ def check_placement(kinds: Iterable[str]) -> None:
             raise ConfigError(f"unknown placement {kind!r}; known are {known} and interval:N")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A position that should get a checkpoint, and why."""
 
     position: int
@@ -105,7 +104,7 @@ class Placement:
         """
         last = len(prompt.tokens) - max(1, self._lookahead)
         wanted: dict[int, str] = {}
-        if "boundary" in self._kinds:
+        if boundaries and "boundary" in self._kinds:
             wanted.update((self.floor(min(p, last)), "boundary") for p in boundaries)
         if self.interval:
             place = self.next_interval(hit)
@@ -116,7 +115,7 @@ class Placement:
             wanted[self.floor(last)] = "prompt_end"
         if "junction" in self._kinds and junction is not None:
             wanted[self.floor(junction)] = "junction"
-        if "breakpoint" in self._kinds:
+        if prompt.breakpoints and self.breakpoints:
             wanted.update((self.floor(min(p, last)), "breakpoint") for p in prompt.breakpoints)
         if prompt.pin:
             wanted[self.floor(min(prompt.pin, last))] = "breakpoint"

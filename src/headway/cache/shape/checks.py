@@ -29,6 +29,8 @@ TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids as callers have them: a list, a tuple, an `array.array`, a buffer (`memoryview`), an array of any width."""
 _INT32 = np.dtype(np.int32)
 _smallest = np.minimum.reduce
+_SMALL = 64
+"""Numbers up to which lists are compared faster than arrays."""
 
 MOST_BLOCKS = 2**31 - 1
 """Block ids are int32."""
@@ -89,7 +91,8 @@ def tokens(name: str, values: ArrayLike) -> NDArray[np.int32]:
     """
     array = _integers(name, values)
     ids = array.astype(np.int32, copy=False)
-    if ids is not array and np.count_nonzero(ids != array):
+    same = ids is array or (ids.tolist() == array.tolist() if ids.size < _SMALL else bool((ids == array).all()))
+    if not same:
         raise LeaseError(f"{name} must fit into 32 bits: [{array.min()}, {array.max()}]")
     return ids
 
