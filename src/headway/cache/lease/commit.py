@@ -92,9 +92,9 @@ class Committer(Parts):
         Returns:
             Row, start and computed tokens of the leases that have something to publish.
         """
-        leases, granted = self.leases, step.counts > 0
-        rows, starts = step.rows, step.starts
-        if not granted.all():
+        leases, rows, starts = self.leases, step.rows, step.starts
+        if np.count_nonzero(step.counts) < len(rows):
+            granted = step.counts > 0
             rows, starts, done, tokens = rows[granted], starts[granted], done[granted], tokens[granted]
             told = None if told is None else told[granted]
         if len(rows) == 0:
@@ -102,9 +102,10 @@ class Committer(Parts):
         leases.check_step(step.serial, rows, starts)
         computed, known = starts + done, leases.known[rows]
         more = (computed == known).astype(np.int64) if told is None else told
-        if (computed > known + more).any():
+        if np.count_nonzero(computed > known + more):
             raise LeaseError(_TOO_MANY)
-        if tokens.size and tokens.min() < 0 and (np.arange(tokens.shape[1]) < more[:, None])[tokens < 0].any():
+        wrong = tokens < 0
+        if np.count_nonzero(wrong) and (np.arange(tokens.shape[1]) < more[:, None])[wrong].any():
             raise LeaseError(_NEGATIVE)
         self._append(rows, tokens, more)
         leases.known[rows] = known + more
@@ -118,7 +119,7 @@ class Committer(Parts):
         for column in range(tokens.shape[1]):
             more = counts > column
             who, token = rows, tokens[:, column]
-            if not more.all():
+            if np.count_nonzero(more) < len(rows):
                 who, token = rows[more], token[more]
             size = leases.tail_size[who]
             leases.tail[size, who] = token
@@ -279,7 +280,7 @@ class Committer(Parts):
         leases.due[row] = due = plan[0].position if plan else FAR
         if record.restored:
             leases.calm[row] = min(leases.room(row), due - 1)
-            told = max(len(record.prompt.data) // 4, record.anchor.position if record.anchor else 0)
+            told = max(len(record.prompt.tokens), record.anchor.position if record.anchor else 0)
             full = computed + leases.stretch - leases.tail_size.item(row)
             leases.eager[row] = 0 if computed < told else min(due, full)
 

@@ -61,13 +61,13 @@ class Extender(Parts):
         if len(rows) == 1 and leases.plain:
             return self.extend_one(rows.item(), counts.item())
         leases.check_rows(rows, RUNNING, leases.extendable)
-        if counts.min() < 1:
+        if np.count_nonzero(counts < 1):  # a few times faster than `any`, `min` and the like, for a few rows
             raise LeaseError(_NOTHING_ASKED)
         work, starts = _Work(), leases.planned[rows]
         ends = self._extend_many(rows, starts, starts + counts, work)
         step = work.step(rows, starts, ends - starts)
         some = ends > starts
-        if some.any():
+        if np.count_nonzero(some):
             leases.begin(rows[some], ends[some], step)
         return step
 
@@ -92,11 +92,11 @@ class Extender(Parts):
         leases = self.leases
         calm = leases.calm[rows]
         busy = ends > calm
-        if not busy.any():
+        if not np.count_nonzero(busy):
             return ends
         single = busy & ((calm == 0) | (ends >= leases.due[rows]))
         many = busy & ~single
-        if many.any():
+        if np.count_nonzero(many):
             ends[many] = self._grow(rows[many], starts[many], ends[many])
         for i in np.flatnonzero(single).tolist():
             ends[i] = self._extend_one(rows.item(i), starts.item(i), ends.item(i), work)

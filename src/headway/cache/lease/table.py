@@ -278,7 +278,7 @@ class LeaseTable:
         """
         if serial in self.under_way:  # the older one of two starts at what is computed
             first = self.computed.item(rows.item(0)) == starts.item(0)
-            if first and (len(rows) == 1 or (self.computed[rows] == starts).all()):
+            if first and (len(rows) == 1 or np.count_nonzero(self.computed[rows] != starts) == 0):
                 return
         self.check_rows(rows, STEPPING, AHEAD)
         raise LeaseError(_WRONG_STEP)
@@ -292,7 +292,7 @@ class LeaseTable:
         if len(rows) > 1 and rows.view(np.uint64).max() < len(self.phase):  # negative ones are large
             order, phase = np.arange(len(rows)), self.phase[rows]
             self.stamp[rows] = order
-            if ((phase >= first) & (phase <= last) & (self.stamp[rows] == order)).all():
+            if np.count_nonzero((phase >= first) & (phase <= last) & (self.stamp[rows] == order)) == len(rows):
                 return
         for row in rows.tolist():
             self.check_row(row, first, last)
