@@ -348,7 +348,7 @@ class Committer(Parts):
         self._drop_exports(list(record.exports.values()))
         for table in self.geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
-            held = 0 if table.kind is TableKind.STATE else leases.owned.item(table.index, row)
+            held = leases.owned.item(table.index, row)
             used = 0 if table.kind is TableKind.PREFIX else held
             if last > used:
                 self.pool.disuse(blocks[used:last])

@@ -125,30 +125,28 @@ class Extender(Parts):
 
     def _extend_one(self, row: int, start: int, end: int, work: _Work) -> int:
         """Extend one lease, for fewer tokens if need be. Returns the end reached, `start` if nothing could be had."""
-        leases, state_table = self.leases, self.geometry.state_table
+        leases, state = self.leases, self.geometry.state_blocks
         if end <= leases.calm.item(row):
             return end
         record = leases.record(row)
-        due = [place for place in record.plan if place.position > start] if state_table else []
+        due = [place for place in record.plan if place.position > start] if state else []
         if due and not self.inside:
             end = min(end, due[0].position)
         if self.geometry.local:  # a step under way may still read what only the steps before it let go
             self.pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
-        state = state_table.state_blocks if state_table and not leases.filled.item(state_table.index, row) else 0
         places, need = due[:0], [0]
         while end > start:
             places = [place for place in due if place.position <= end]
-            need = [max(-(-end // t.span) - leases.filled.item(t.index, row), 0) for t in leases.token_tables]
-            base = sum(need) + state
-            if self.index.make_room(base + len(places) * self.geometry.state_blocks):
+            need = [max(t.blocks_for(end) - leases.filled.item(t.index, row), 0) for t in self.geometry.tables]
+            if self.index.make_room(sum(need) + len(places) * state):
                 break
-            if places and self.index.make_room(base):
+            if places and self.index.make_room(sum(need)):
                 places = []
                 break
             end = start + (end - start) // 2
         else:
             return start
-        self._assign(row, need, state)
+        self._assign(row, need)
         if record.restored:
             leases.calm[row] = min(leases.room(row), leases.due.item(row) - 1)
         elif leases.phase.item(row) == RUNNING:
@@ -157,18 +155,15 @@ class Extender(Parts):
             self._plan_exports(row, places, record, work)
         return end
 
-    def _assign(self, row: int, need: list[int], state: int) -> None:
-        """Give a lease so many more blocks of each token-indexed table, and of the state."""
+    def _assign(self, row: int, need: list[int]) -> None:
+        """Give a lease so many more blocks of each table."""
         leases = self.leases
-        for table, count in zip(leases.token_tables, need, strict=True):
+        for i, count in enumerate(need):
             if count:
-                filled = leases.filled.item(table.index, row)
-                leases.widen(table.index, filled + count)
-                leases.blocks[table.index][row, filled : filled + count] = self.pool.take(count)
-                leases.filled[table.index, row] = filled + count
-        if state and self.geometry.state_table:
-            leases.blocks[self.geometry.state_table.index][row] = self.pool.take(state)
-            leases.filled[self.geometry.state_table.index, row] = state
+                filled = leases.filled.item(i, row)
+                leases.widen(i, filled + count)
+                leases.blocks[i][row, filled : filled + count] = self.pool.take(count)
+                leases.filled[i, row] = filled + count
 
     def _restore(self, row: int, start: int, record: Record, work: _Work) -> None:
         """Copies that give the lease its own version of what it resumes inside of."""

@@ -61,6 +61,12 @@ class _Kind:
         self.first, self.log_wait = self.first / 2, self.log_wait / 2
 
 
+class _Kinds(dict[str, _Kind]):
+    def __missing__(self, kind: str) -> _Kind:
+        self[kind] = seen = _Kind()
+        return seen
+
+
 @dataclass
 class ReuseRates:
     """What was learned of each kind.
@@ -69,11 +75,11 @@ class ReuseRates:
     """
 
     memory: int = 2000
-    _kinds: dict[str, _Kind] = field(default_factory=dict)
+    _kinds: dict[str, _Kind] = field(default_factory=_Kinds)
 
     def took(self, kind: str) -> None:
         """Something of `kind` was kept."""
-        seen = self._kinds.setdefault(kind, _Kind())
+        seen = self._kinds[kind]
         seen.taken += 1.0
         seen.patience = None
         if seen.taken > self.memory:
@@ -86,7 +92,7 @@ class ReuseRates:
             kind: Its kind.
             wait: If it was wanted for the first time: ticks since it was taken.
         """
-        seen = self._kinds.setdefault(kind, _Kind())
+        seen = self._kinds[kind]
         seen.wanted += 1.0
         seen.patience = None
         if wait is not None:
@@ -102,9 +108,8 @@ class ReuseRates:
             lived: Ticks since it was taken.
             idle: Ticks since it was used, or taken.
         """
-        seen = self._kinds.get(kind)
-        if seen is None or seen.patience is None:
-            seen = self._kinds.setdefault(kind, seen or _Kind())
+        seen = self._kinds[kind]
+        if seen.patience is None:
             seen.patience = _patience(kind, seen)
         return (uses + 1.0) / (seen.patience + 0.5 * (lived + idle))
 
