@@ -34,14 +34,13 @@ from rich.table import Table
 
 from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
 from headway.engine import ParallelConfig, StepOutput, StepWork
-from headway.engine.build_drafts import DraftSource
-from headway.engine.messages import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
-from headway.engine.ranked import RankedExecutor
-from headway.runtime.attention import Scores
-from headway.runtime.choices import COMMUNICATIONS
-from headway.runtime.context_parallel import HeadMerge, Partial, partial_attention
-from headway.runtime.distributed import Rendezvous, join_group, leave_group
-from headway.runtime.sampling import SampleRow, SamplingParams
+from headway.engine.ranks.drafting import DraftSource
+from headway.engine.ranks.driver import RankedExecutor
+from headway.engine.ranks.messages import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
+from headway.runtime.interface import COMMUNICATIONS, SampleRow, SamplingParams
+from headway.runtime.model.attention import Scores
+from headway.runtime.parallel.context_parallel import HeadMerge, Partial, partial_attention
+from headway.runtime.parallel.distributed import Rendezvous, join_group, leave_group
 
 HISTORY = 4096
 SPAWN = multiprocessing.get_context("spawn")

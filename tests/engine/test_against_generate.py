@@ -26,11 +26,11 @@ from headway.engine import (
     blocks_needed,
 )
 from headway.engine.build import engine_of
-from headway.engine.local import LocalExecutor
-from headway.runtime.batch import RunBatch, RunResult
-from headway.runtime.inspection import inspect_model
+from headway.engine.ranks.in_process import LocalExecutor
+from headway.runtime.forward.batch import RunBatch, RunResult
+from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.loading import LoadedModel
-from headway.runtime.runner import ModelRunner
+from headway.runtime.model.inspection import inspect_model
 
 TOLERANCE = 1e-4
 

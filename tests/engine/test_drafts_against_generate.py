@@ -24,13 +24,13 @@ from headway.engine import (
     Scheduler,
     blocks_needed,
 )
-from headway.engine.local import LocalExecutor
+from headway.engine.ranks.in_process import LocalExecutor
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.drafting.speculator import Speculator
-from headway.runtime.inspection import inspect_model
-from headway.runtime.runner import ModelRunner
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.model.inspection import inspect_model
 
 MODELS = ("KimiLinear", "Qwen3Next", "GraniteMoeHybrid", "GptOss")
 """Full attention with KDA, with Gated DeltaNet, with Mamba-2, with windows."""

@@ -1,9 +1,9 @@
 """Who computes: the one interface between the scheduler and whatever has the weights.
 
-The scheduler decides and never touches a tensor; an executor acts and never decides. `headway.engine.local` runs the
-model in this process, `headway.engine.ranked` on ranks in processes or Ray actors. Neither needs more than this: all
-records here are plain data, every block id in them is valid on all ranks, and sampling is part of the step, so that
-only token ids travel back.
+The scheduler decides and never touches a tensor; an executor acts and never decides. `headway.engine.ranks.in_process`
+runs the model in this process, `headway.engine.ranks.driver` on ranks in processes or Ray actors. Neither needs more
+than this: all records here are plain data, every block id in them is valid on all ranks, and sampling is part of the
+step, so that only token ids travel back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import Step
-from headway.runtime.sampling_records import SampleRow, TokenLogprob
+from headway.runtime.interface import SampleRow, TokenLogprob
 
 __all__ = ["DraftOutput", "Executor", "StepOutput", "StepWork"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headway.cache import Explanation, Lease, Prompt
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
-from headway.runtime.sampling_records import SamplingParams, TokenLogprob
+from headway.runtime.interface import SamplingParams, TokenLogprob
 
 __all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "Update"]
 

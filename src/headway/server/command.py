@@ -22,7 +22,7 @@ from headway.server.recorder import Recorder, check_recording
 from headway.sizes import parse_bytes
 
 if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
-    from headway.engine.built import BuiltEngine
+    from headway.engine.build import BuiltEngine
     from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
@@ -145,7 +145,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _announce(console: Console, built: BuiltEngine, options: ServerOptions, listener: socket.socket) -> None:
     """Say what the cache holds, how it is run, and how to call the server."""
-    from headway.runtime.overview import Inspection
+    from headway.runtime.model.overview import Inspection
 
     config, engine = built.engine.config, built.engine
     Inspection(built.name, built.layout, engine.cache.geometry, built.capacity, config.checkpoint_alignment).show(

@@ -6,7 +6,7 @@ from typing import Any
 
 from headway.engine import Engine, GenerationRequest
 from headway.errors import RequestError
-from headway.runtime.sampling import SamplingParams
+from headway.runtime.interface import SamplingParams
 from headway.server.prompts import PreparedPrompt
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 

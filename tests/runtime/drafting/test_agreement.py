@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.runtime.rank_threads import Ranks
+from tests.runtime.parallel.rank_threads import Ranks
 
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Proposal

@@ -12,7 +12,8 @@ import torch
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Proposal
 from headway.runtime.drafting.verification import Judgement, verify
-from headway.runtime.sampling import SampleRow, SamplingParams, sample
+from headway.runtime.forward.sampling import sample
+from headway.runtime.interface import SampleRow, SamplingParams
 
 VOCAB = 12
 

@@ -2,9 +2,9 @@
 
 The executor computes nothing: it lets the clock advance by what the roofline says of the step, and answers with the
 tokens that the trace has. Everything else (who is admitted, how prompts are cut, who gives way when memory runs out) is
-`headway.engine.scheduler.Scheduler`, which counts in tokens. So here a block of the trace is not one symbol but as many
-tokens as it has, all with its number: two prompts part exactly where their blocks differ. That costs about a hundred
-times what the clock `order` does, most of it for steps that decode.
+`headway.engine.scheduling.scheduler.Scheduler`, which counts in tokens. So here a block of the trace is not one symbol
+but as many tokens as it has, all with its number: two prompts part exactly where their blocks differ. That costs about
+a hundred times what the clock `order` does, most of it for steps that decode.
 
 What the trace knows ends with a whole block, so states are exported at multiples of the block, and a request whose
 answer comes back ends with its last whole block: as in the clock `order`, its state then lies where the next prompt

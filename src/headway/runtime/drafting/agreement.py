@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.runtime.communicator import Communicator
 from headway.runtime.drafting.drafter import Proposal
 from headway.runtime.drafting.verification import Judgement
+from headway.runtime.parallel.communicator import Communicator
 
 __all__ = ["Agreement"]
 

@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from headway.cache import LayerSpec
-from headway.runtime.arena import Arena
-from headway.runtime.sampling import SampleRow, Stream, distributions, draw, uniform
+from headway.runtime.forward.arena import Arena
+from headway.runtime.forward.sampling import Stream, distributions, draw, uniform
+from headway.runtime.interface import SampleRow
 
 __all__ = ["DraftRequest", "Drafter", "Observed", "Proposal", "choose", "proposals"]
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.cache import FullAttention
-from headway.runtime.arena import Arena
-from headway.runtime.layout import Entries, Field
+from headway.runtime.forward.arena import Arena
+from headway.runtime.model.layout import Entries, Field
 
 __all__ = ["DraftMemory", "Histories", "draft_group"]
 

@@ -11,10 +11,10 @@ decided here, for all models with states:
     state stays as it was, the accepted tokens stay pending, and the next step computes them again in front of its
     draft.
 
-A forward reads the states into a copy and writes that back (`headway.runtime.views.PagedCache`), so dropping is not
-writing back: it costs neither memory nor a copy. Computing again costs no forward of its own, only a longer row: a
+A forward reads the states into a copy and writes that back (`headway.runtime.forward.views.PagedCache`), so dropping is
+not writing back: it costs neither memory nor a copy. Computing again costs no forward of its own, only a longer row: a
 forward of 8 tokens of the built-in model takes 1.2 times as long as one of 1 token on a CPU, and on a GPU, where
-decoding waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.drafts`).
+decoding waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.scheduling.drafts`).
 
 Rejected: one state a drafted token (3.0 GB a request for Kimi-K3 with 7 drafts) and a log of corrections (needs kernels
 that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored after a
@@ -38,16 +38,16 @@ import torch
 from numpy.typing import NDArray
 
 from headway.cache import Step
-from headway.runtime.batch import RunBatch, batch_of
-from headway.runtime.communicator import Communicator
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
 from headway.runtime.drafting.features import FeatureTap
 from headway.runtime.drafting.verification import Judgement, verify
-from headway.runtime.plan import ForwardPlan
-from headway.runtime.runner import ModelRunner
-from headway.runtime.sampling import SampleRow
+from headway.runtime.forward.batch import RunBatch, batch_of
+from headway.runtime.forward.plan import ForwardPlan
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.interface import SampleRow
+from headway.runtime.parallel.communicator import Communicator
 
 __all__ = ["RowOutcome", "Speculator"]
 
@@ -184,7 +184,7 @@ class _Judging:
         self.outcomes = [RowOutcome() for _ in leases]
 
     def judge(self, plan: ForwardPlan, logits: torch.Tensor) -> Bools:
-        """Judge a forward (see `headway.runtime.runner.Judge`)."""
+        """Judge a forward (see `headway.runtime.forward.runner.Judge`)."""
         which = self._places[plan.rows].tolist()
         valid = np.full(len(which), plan.count, dtype=np.int64)
         following = self._following[which]

@@ -10,16 +10,8 @@ import torch
 
 from headway.runtime.drafting.acceptance import AcceptanceRule, accept, one_hot
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.sampling import (
-    SampleRow,
-    Stream,
-    TokenLogprob,
-    distributions,
-    draw,
-    sample,
-    token_logprobs,
-    uniform,
-)
+from headway.runtime.forward.sampling import Stream, distributions, draw, sample, token_logprobs, uniform
+from headway.runtime.interface import SampleRow, TokenLogprob
 
 __all__ = ["Judgement", "verify"]
 

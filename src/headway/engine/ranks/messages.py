@@ -1,0 +1,210 @@
+"""What the driver and its ranks say to each other: one record a message, and the codec that knows them all.
+
+The driver sends `Load`, `Prepare` and, for each step, a `StepWork` without what no rank reads (`compact`). A rank
+answers each with an `Answer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from headway.cache import CacheGeometry, StateExport, Step, TableKind
+from headway.engine.executor import DraftOutput, StepOutput, StepWork
+from headway.engine.ranks.drafting import DraftSource, Measured
+from headway.engine.ranks.wire import Codec
+from headway.engine.scheduling.drafts import StepCosts
+from headway.errors import ConfigError, HeadwayError, ModelError
+from headway.runtime.interface import SampleRow, SamplingParams, TokenLogprob
+from headway.runtime.parallel.distributed import Rendezvous
+from headway.runtime.selfcheck import SelfCheck, Verdict
+
+__all__ = [
+    "CODEC",
+    "Answer",
+    "FaultSite",
+    "Load",
+    "Loaded",
+    "Prepare",
+    "Prepared",
+    "RankFault",
+    "StepDone",
+    "compact",
+]
+
+_MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
+"""Faults that the user can do something about, by the name of their class."""
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Join the other ranks and load the model.
+
+    Attributes:
+        source: As for `load_model`, or None for the built-in model.
+        dtype: As for `load_model`.
+        ranks: How many ranks there are.
+        tp: Ranks that share the weights: all, or 1 where each has the whole model.
+        dcp: Ranks that split the tokens of full attention: groups of as many consecutive ranks.
+        meeting: Where they meet.
+        communication: How they merge attention: `ag_rs` or `a2a`.
+        timeout: Seconds after which a collective counts as lost.
+        drafts: Who drafts.
+    """
+
+    source: str | None
+    dtype: str
+    ranks: int
+    tp: int
+    dcp: int
+    meeting: Rendezvous
+    communication: str
+    timeout: float
+    drafts: DraftSource
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded.
+
+    Attributes:
+        memory: Bytes that the device has for a cache, if nobody says how many: beside the model and its drafter.
+        eos: Tokens that end an answer.
+        check: Rank 0's self-check; None on other ranks.
+    """
+
+    memory: int
+    eos: tuple[int, ...]
+    check: SelfCheck | None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make room for the cache.
+
+    Attributes:
+        blocks: Blocks of the pool.
+        block_tokens: Tokens of the first table in a block.
+        tp: Ranks of the cache's layout: all, also where each has the whole model (see `ParallelConfig.layout`).
+        dcp: Its ranks that split the tokens of full attention.
+        interleave: Consecutive tokens that one of them stores.
+        single_steps: What the self-check says.
+        max_running: Most requests that run at once.
+    """
+
+    blocks: int
+    block_tokens: int
+    tp: int
+    dcp: int
+    interleave: int
+    single_steps: bool
+    max_running: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Room is made.
+
+    Attributes:
+        bytes: Bytes that the rank's blocks take.
+        drafter: The drafter, and what it costs here; None without one.
+    """
+
+    bytes: int
+    drafter: Measured | None
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A rank that does not report tokens has done its part of a step."""
+
+
+class FaultSite(Enum):
+    """Where a rank was when it raised something."""
+
+    BETWEEN = "between forwards"
+    """Reading a message, allocating, drafting, choosing tokens. All collectives here are counted."""
+    FORWARD = "in a forward"
+    """Inside the model, where libraries may make collectives that nobody counts."""
+    COLLECTIVE = "in a collective"
+    """In a collective that it had begun and did not end."""
+
+
+@dataclass(frozen=True)
+class RankFault:
+    """What a rank raised: the name of the class, the message, and where it was."""
+
+    kind: str
+    message: str
+    site: FaultSite = FaultSite.BETWEEN
+
+    @property
+    def mendable(self) -> bool:
+        """Whether the user can do something about it, and the message says what."""
+        return self.kind in _MENDABLE
+
+    def as_exception(self, rank: int) -> Exception:
+        """The exception to raise in the driver: of the same class where the user can mend it."""
+        if self.mendable:
+            return _MENDABLE[self.kind](self.message)
+        return RuntimeError(f"rank {rank}: {self.kind}: {self.message}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank says to a message.
+
+    Attributes:
+        said: `Loaded`, `Prepared`, `StepOutput`, `StepDone` or `RankFault`.
+        collectives: Collectives that it has begun since it joined the others.
+    """
+
+    said: object
+    collectives: int
+
+
+CODEC = Codec(
+    (
+        *(Load, Rendezvous, Loaded, SelfCheck, Verdict),
+        *(Prepare, DraftSource, Prepared, Measured, StepCosts),
+        *(StepWork, Step, StateExport, SampleRow, SamplingParams),
+        *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault, FaultSite, Answer),
+    )
+)
+"""All that the driver and its ranks say to each other."""
+
+
+def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
+    """A step without what no rank reads: rows are 0 to n - 1, tables have these rows and the columns in use.
+
+    A prompt is left out where no penalty asks for it, and an answer where it does not even count for a random number. A
+    row with room for a draft keeps both: that is what drafters read.
+    """
+    step = work.step
+    place = {int(row): i for i, row in enumerate(step.rows)}
+    reached = int(np.max(step.starts + step.counts, initial=0))
+    columns = [t.state_blocks if t.kind is TableKind.STATE else -(-reached // t.span) for t in geometry.tables]
+    return replace(
+        work,
+        step=replace(
+            step,
+            rows=np.arange(len(step.rows)),
+            fresh=np.flatnonzero(np.isin(step.rows, step.fresh)),
+            exports=tuple(replace(export, row=place.get(export.row, -1)) for export in step.exports),
+        ),
+        tables=[table[step.rows, :count] for table, count in zip(work.tables, columns, strict=True)],
+        samples=[
+            row if row is None or len(tokens) < count else _needed(row)
+            for row, tokens, count in zip(work.samples, work.tokens, step.counts, strict=True)
+        ],
+        leases=np.asarray(step.rows, dtype=np.int64),
+    )
+
+
+def _needed(row: SampleRow) -> SampleRow:
+    if row.params.shapes_logits:
+        return row
+    return replace(row, prompt=_NOTHING, output=_NOTHING if row.params.greedy else row.output)
