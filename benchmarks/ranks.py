@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
-from headway.engine import ParallelConfig, StepOutput, StepWork
+from headway.engine import ParallelConfig, RowAnswer, StepWork
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.driver import RankedExecutor
 from headway.engine.ranks.messages import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
@@ -93,7 +93,7 @@ class EchoRanks:
         start = [CODEC.encode(Answer(record, 0)) for record in (Loaded(1, (), None), Prepared(1, None))]
         for rank in range(size):
             ours, theirs = socket.socketpair()
-            output = StepOutput(np.zeros(rows, dtype=np.int32), [None] * rows) if rank == 0 else StepDone()
+            output = StepDone([RowAnswer((0,), 1)] * rows if rank == 0 else ())
             process = FORK.Process(target=echo, args=(theirs, CODEC.encode(Answer(output, 0)), *start), daemon=True)
             process.start()
             theirs.close()

@@ -6,6 +6,7 @@ first token agree to 1e-4. The memory starts full of NaN, so that a read of what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +20,9 @@ from headway.cache import CacheConfig, CacheGeometry, PrefixCache
 from headway.engine import (
     EngineConfig,
     GenerationRequest,
+    RowAnswer,
     RunningRequest,
     Scheduler,
-    StepOutput,
     StepWork,
     blocks_needed,
 )
@@ -55,7 +56,7 @@ class Recorder(LocalExecutor):
 
         runner.run = keep  # type: ignore[method-assign]
 
-    def run(self, work: StepWork) -> StepOutput:
+    def run(self, work: StepWork) -> Sequence[RowAnswer]:
         output = super().run(work)
         if self._dice.random() < self._rate:
             raise RuntimeError("the device says no")

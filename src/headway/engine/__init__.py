@@ -16,7 +16,7 @@ from headway.engine.errors import (
     RanksLostError,
     RequestFailedError,
 )
-from headway.engine.executor import DraftOutput, Executor, StepOutput, StepWork
+from headway.engine.executor import Executor, StepWork
 from headway.engine.handle import RequestHandle
 from headway.engine.request import (
     Delta,
@@ -33,11 +33,10 @@ from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer
-from headway.runtime.interface import TokenLogprob
+from headway.runtime.interface import RowAnswer, TokenLogprob
 
 __all__ = [
     "Delta",
-    "DraftOutput",
     "DraftPlanner",
     "Engine",
     "EngineBusyError",
@@ -56,11 +55,11 @@ __all__ = [
     "RequestFailedError",
     "RequestHandle",
     "RequestResult",
+    "RowAnswer",
     "RunningRequest",
     "ScheduledStep",
     "Scheduler",
     "StepCosts",
-    "StepOutput",
     "StepWork",
     "TextStream",
     "TextTokenizer",

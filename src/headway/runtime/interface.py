@@ -21,6 +21,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MOST_DRAFT_TOKENS",
     "AcceptanceRule",
+    "RowAnswer",
     "SampleRow",
     "SamplingParams",
     "TokenLogprob",
@@ -153,6 +154,28 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """What a step did for one of its rows: the one record of it, from the logits to the scheduler.
+
+    Attributes:
+        tokens: Tokens that follow what is known, up to one that ends the answer; none where none was wanted.
+        kept: Tokens of the row, from its first one on, whose entries and state count: what to commit.
+        logprobs: One per token where they were asked for, else none.
+        proposed: Tokens that were drafted for it and verified.
+        accepted: How many of `tokens` were drafted.
+        confidence: float32, the drafter's own opinion of each place of a draft: the chance that it holds if all before
+            it do. None where the drafter has none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    kept: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    proposed: int = 0
+    accepted: int = 0
+    confidence: NDArray[np.float32] | None = None
 
 
 class AcceptanceRule(StrEnum):

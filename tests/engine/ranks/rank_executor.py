@@ -10,7 +10,7 @@ from tests.runtime.parallel.rank_threads import RankedRunner
 from transformers import PreTrainedModel
 
 from headway.cache import CacheGeometry
-from headway.engine import StepOutput, StepWork
+from headway.engine import RowAnswer, StepWork
 from headway.engine.ranks.in_process import LocalExecutor
 from headway.engine.ranks.messages import CODEC, compact
 from headway.runtime.drafting.acceptance import AcceptanceRule
@@ -61,7 +61,7 @@ class ThreadRanks:
         self._drafts = bool(drafters)
         self._executors = [LocalExecutor(*pair) for pair in zip(self.ranked.runners, speculators, strict=True)]
 
-    def run(self, work: StepWork) -> StepOutput:
+    def run(self, work: StepWork) -> Sequence[RowAnswer]:
         sent = CODEC.decode(CODEC.encode(compact(work, self._geometry)))
         silent = sent if self._drafts else replace(sent, samples=[None] * len(work.samples))
         outputs = self.ranked.ranks(lambda rank: self._executors[rank].run(sent if rank == 0 else silent))

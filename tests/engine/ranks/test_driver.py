@@ -13,7 +13,7 @@ from headway.cache import CacheConfig, CacheGeometry, PrefixCache, Prompt
 from headway.engine import (
     ParallelConfig,
     RanksLostError,
-    StepOutput,
+    RowAnswer,
     StepWork,
 )
 from headway.engine.ranks.drafting import DraftSource
@@ -24,7 +24,7 @@ from headway.runtime.parallel.distributed import Rendezvous
 
 NOBODY = DraftSource("none", None, "match")
 ROOM = Prepare(blocks=10, block_tokens=4, tp=2, dcp=2, interleave=1, single_steps=False, max_running=1)
-OUTPUT = StepOutput(np.array([5], dtype=np.int32), [None])
+OUTPUT = StepDone((RowAnswer((5,), 1),))
 
 
 class ScriptedRanks:
@@ -96,7 +96,7 @@ def some_work() -> StepWork:
 def test_every_rank_is_sent_the_step_and_rank_0_says_the_tokens(
     executor: RankedExecutor, launched: list[ScriptedRanks]
 ) -> None:
-    assert executor.run(some_work()).sampled.tolist() == [5]
+    assert executor.run(some_work())[0].tokens == (5,)
     assert [type(message) for message in launched[0].sent] == [Load, Prepare, StepWork]
 
 
@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_answer_is_lost_with_all_others(
     with pytest.raises(RanksLostError, match="no ranks"):
         executor.run(some_work())
     executor.restart()
-    assert executor.run(some_work()).sampled.tolist() == [5]
+    assert executor.run(some_work())[0].tokens == (5,)
     assert [type(message) for message in launched[1].sent] == [Load, Prepare, StepWork]
     assert launched[1].sent[1] == ROOM
 
@@ -143,7 +143,7 @@ def test_a_fault_that_all_ranks_survive_is_a_failed_step(
     with pytest.raises(RuntimeError, match="rank 1: OutOfMemoryError: for a moment"):
         executor.run(some_work())
     launched[0].script[StepWork] = [OUTPUT, StepDone()]
-    assert executor.run(some_work()).sampled.tolist() == [5]
+    assert executor.run(some_work())[0].tokens == (5,)
     assert not launched[0].killed
 
 
@@ -233,7 +233,7 @@ def test_ranks_that_are_lost_while_they_start_are_started_again_but_not_for_ever
     executor._launch = launch_dying
     if survives:
         executor.restart()
-        assert executor.run(some_work()).sampled.tolist() == [5]
+        assert executor.run(some_work())[0].tokens == (5,)
     else:
         with pytest.raises(RanksLostError, match="SIGKILL"):
             executor.restart()

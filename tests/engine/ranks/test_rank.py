@@ -15,12 +15,23 @@ from tests.server import tiny
 from transformers import AutoModelForCausalLM
 
 from headway.cache import CacheConfig, PrefixCache, Prompt
-from headway.engine import EngineConfig, ParallelConfig, StepOutput, StepWork
+from headway.engine import EngineConfig, ParallelConfig, StepWork
 from headway.engine.build import build_engine
 from headway.engine.ranks import rank as rank_module
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.driver import RankedExecutor
-from headway.engine.ranks.messages import CODEC, Answer, FaultSite, Load, Loaded, Prepare, Prepared, RankFault, compact
+from headway.engine.ranks.messages import (
+    CODEC,
+    Answer,
+    FaultSite,
+    Load,
+    Loaded,
+    Prepare,
+    Prepared,
+    RankFault,
+    StepDone,
+    compact,
+)
 from headway.engine.ranks.rank import Rank
 from headway.errors import ConfigError
 from headway.runtime.drafting.mtp import MtpNetwork
@@ -80,7 +91,7 @@ def test_every_answer_says_how_many_collectives_were_begun(
 ) -> None:
     monkeypatch.setattr(TorchCommunicator, "begun", 31)
     done = answer(ready, some_work(source))
-    assert isinstance(done.said, StepOutput)
+    assert isinstance(done.said, StepDone)
     refused = answer(ready, FaultSite.FORWARD)
     assert isinstance(refused.said, RankFault)
     assert (done.collectives, refused.collectives) == (31, 31)
@@ -99,7 +110,7 @@ def test_a_fault_of_a_forward_or_of_a_collective_in_it_says_so(
     with monkeypatch.context() as patch:
         patch.setattr(ready._model.model, "forward", fail)
         assert answer(ready, some_work(source)).said == RankFault(type(error).__name__, "bad", site)
-    assert isinstance(answer(ready, some_work(source)).said, StepOutput), "the next message is answered all the same"
+    assert isinstance(answer(ready, some_work(source)).said, StepDone), "the next message is answered all the same"
 
 
 def test_a_fault_before_a_forward_says_so(ready: Rank, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,13 @@ from tests.engine.fakes import VOCAB, FakeDevice, expected_answer
 
 from headway.cache import TableKind
 from headway.engine import (
-    DraftOutput,
     DraftPlanner,
     EngineConfig,
     RanksLostError,
+    RowAnswer,
     RunningRequest,
     Scheduler,
     StepCosts,
-    StepOutput,
     StepWork,
 )
 
@@ -36,28 +35,19 @@ class DraftingDevice(FakeDevice):
     dice = np.random.default_rng(0)
     drafted = 0
 
-    def run(self, work: StepWork) -> StepOutput:
+    def run(self, work: StepWork) -> list[RowAnswer]:
         self.before_step(work)
         step = work.step
         self.steps.append([int(c) for c in step.counts])
         self._copy(step.copies[:, 0], step.copies[:, 1])
-        rows = len(step.rows)
-        tokens = np.zeros((rows, MOST + 1), dtype=np.int32)
-        numbers = {name: np.zeros(rows, dtype=np.int64) for name in ("counts", "kept", "proposed", "accepted")}
-        for i in range(rows):
-            if step.counts[i] > 0:
-                answer, kept, proposed, accepted = self._draft_row(work, i)
-                tokens[i, : len(answer)] = answer
-                for name, value in zip(numbers, (len(answer), kept, proposed, accepted), strict=True):
-                    numbers[name][i] = value
+        answers = [self._draft_row(work, i) if count > 0 else RowAnswer() for i, count in enumerate(step.counts)]
         if self.fail_when(work):
             raise RuntimeError("the device says no")
         for export in step.exports:
             self._copy(export.source, export.destination)
-        output = DraftOutput(tokens, logprobs=[()] * rows, confidence=[None] * rows, **numbers)
-        return StepOutput(tokens[:, 0], [None] * rows, output)
+        return answers
 
-    def _draft_row(self, work: StepWork, i: int) -> tuple[list[int], int, int, int]:
+    def _draft_row(self, work: StepWork, i: int) -> RowAnswer:
         step, known, spec = work.step, work.tokens[i].tolist(), work.samples[i]
         tables = [table[int(step.rows[i])] for table in work.tables]
         start, fresh = int(step.starts[i]), int(step.rows[i]) in set(np.asarray(step.fresh).tolist())
@@ -70,7 +60,7 @@ class DraftingDevice(FakeDevice):
         for k, token in enumerate(draft):
             said.append(self._row(tables, start + len(known) + k, np.array([token], dtype=np.int32), False))
         if spec is None:
-            return [], len(known), 0, 0
+            return RowAnswer(kept=len(known))
         right = next((k for k, token in enumerate(draft) if token != said[k]), len(draft))
         answer = said[: right + 1]
         end = next((k + 1 for k, token in enumerate(answer) if token in spec.ends), len(answer))
@@ -80,7 +70,7 @@ class DraftingDevice(FakeDevice):
             kept = 0
             for memory, row, held in before:
                 memory[row] = held
-        return answer[:end], kept, len(draft), min(end, right)
+        return RowAnswer(tuple(answer[:end]), kept, proposed=len(draft), accepted=min(end, right))
 
     def _states(self, tables):
         for table, row, memory in zip(self._geometry.tables, tables, self._memory, strict=True):
@@ -226,7 +216,7 @@ def costs(draft: float) -> StepCosts:
 def answering(survival: list[float], pending: int = 1):
     request = bench("full", drafts=False).request(prompt(5), 50)
     for token in range(3):
-        request.accept([token + 1], [None])
+        request.accept(RowAnswer((token + 1,)))
     request.computed, request.observed = request.known - pending, request.known - 1
     request.survival = np.array(survival, dtype=np.float32)
     return request

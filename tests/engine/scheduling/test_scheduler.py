@@ -3,7 +3,7 @@ import pytest
 from tests.engine.bench import WORLDS, Bench
 from tests.engine.fakes import EOS, VOCAB
 
-from headway.cache import Reason
+from headway.cache import Hit, PrefixCache, Prompt, Reason
 from headway.engine import EngineConfig, RequestFailedError
 from headway.errors import UnservableError
 
@@ -158,6 +158,64 @@ def test_a_request_that_grows_beyond_the_pool_fails_and_says_what_to_do():
     assert request.finish_reason == "error"
     bench.check_right(other)
     bench.check_nothing_leaks()
+
+
+def test_a_request_that_stalls_alone_fails_and_leaves_others_their_prefixes():
+    bench = Bench(WORLDS["full"], blocks=12)
+    bench.add(prompt(16), 1, pin=16)
+    bench.run()
+    stalled = bench.add([*prompt(16), *prompt(4, seed=1)], 60, ignore_eos=True)
+    bench.run()
+    (error,) = [update.error for update in bench.news if update.error]
+    assert isinstance(error, RequestFailedError)
+    assert "12 blocks of the cache, 4 of them pinned; give the server more --memory" in str(error)
+    assert (stalled.finish_reason, stalled.cached_tokens) == ("error", 16)
+    again = bench.add(prompt(16), 1)
+    bench.run()
+    assert again.cached_tokens == 15, "what was kept for others is still there"
+    bench.check_right(again)
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of every prompt that is looked up, in order."""
+    asked: list[int] = []
+    lookup = PrefixCache.lookup
+
+    def counted(cache: PrefixCache, prompt: Prompt) -> Hit:
+        asked.append(len(prompt.tokens))
+        return lookup(cache, prompt)
+
+    monkeypatch.setattr(PrefixCache, "lookup", counted)
+    return asked
+
+
+def test_a_prompt_is_looked_up_once_to_be_admitted(lookups: list[int]):
+    bench = Bench(WORLDS["hybrid"], blocks=100, config=config(max_batched_tokens=64))
+    requests = [bench.add(prompt(12, seed=i), 4, ignore_eos=True) for i in range(4)]
+    bench.step()
+    assert len(bench.scheduler.running) == 4
+    assert len(lookups) == 4
+    bench.run()
+    bench.check_right(*requests)
+
+
+def test_a_request_that_waits_is_looked_up_when_something_has_changed_for_it(lookups: list[int]):
+    bench = Bench(WORLDS["full"], blocks=16, config=config(max_batched_tokens=32))
+    first, second = bench.add(prompt(20), 8, ignore_eos=True), bench.add(prompt(50, seed=1), 2, ignore_eos=True)
+    seen = []
+    while first.finish_reason is None:
+        bench.step()
+        seen.append(lookups.count(50))
+    assert seen == [1, *[2] * (len(seen) - 1)], (
+        "at first, behind the other's prompt, not while it decodes"
+    )
+    assert len(seen) > 4
+    made = second.cache_prompt(0)
+    bench.run()
+    assert lookups.count(50) == 3
+    assert second.cache_prompt(0) is not made, "it knows more tokens now"
+    bench.check_right(first, second)
 
 
 def test_a_pool_for_one_is_shared_by_turns():

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from headway.cache import CacheGeometry
 from headway.engine.config import ParallelConfig
 from headway.engine.errors import RanksLostError
-from headway.engine.executor import StepOutput, StepWork
+from headway.engine.executor import StepWork
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.messages import (
     CODEC,
@@ -48,6 +48,7 @@ from headway.engine.ranks.messages import (
     StepDone,
     compact,
 )
+from headway.runtime.interface import RowAnswer
 from headway.runtime.parallel.distributed import Rendezvous
 
 __all__ = ["RankGroup", "RankedExecutor"]
@@ -164,7 +165,7 @@ class RankedExecutor:
         self._geometry, self._room = geometry, room
         return self._ask(room, Prepared, _LOAD_SECONDS)
 
-    def run(self, work: StepWork) -> StepOutput:
+    def run(self, work: StepWork) -> Sequence[RowAnswer]:
         """Compute a step on all ranks; rank 0 chooses the tokens.
 
         Raises:
@@ -172,9 +173,9 @@ class RankedExecutor:
             Exception: What a rank raised, while all ranks answered and are in step.
         """
         assert self._geometry is not None, "`prepare` comes before the first step"
-        answers = self._ask(compact(work, self._geometry), StepOutput | StepDone, self._config.rank_timeout)
-        output: StepOutput = answers[0]
-        return output
+        answers = self._ask(compact(work, self._geometry), StepDone, self._config.rank_timeout)
+        rows: Sequence[RowAnswer] = answers[0].rows
+        return rows
 
     def check(self) -> None:
         """Look whether all ranks are there, between steps. Returns at once.

@@ -6,18 +6,19 @@ answers each with an `Answer`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
 
 from headway.cache import CacheGeometry, StateExport, Step, TableKind
-from headway.engine.executor import DraftOutput, StepOutput, StepWork
+from headway.engine.executor import StepWork
 from headway.engine.ranks.drafting import DraftSource, Measured
 from headway.engine.ranks.wire import Codec
 from headway.engine.scheduling.drafts import StepCosts
 from headway.errors import ConfigError, HeadwayError, ModelError
-from headway.runtime.interface import SampleRow, SamplingParams, TokenLogprob
+from headway.runtime.interface import RowAnswer, SampleRow, SamplingParams, TokenLogprob
 from headway.runtime.parallel.distributed import Rendezvous
 from headway.runtime.selfcheck import SelfCheck, Verdict
 
@@ -119,7 +120,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A rank that does not report tokens has done its part of a step."""
+    """A rank has done its part of a step.
+
+    Attributes:
+        rows: Rank 0's: what it did for each row; empty on other ranks.
+    """
+
+    rows: Sequence[RowAnswer] = ()
 
 
 class FaultSite(Enum):
@@ -158,7 +165,7 @@ class Answer:
     """What a rank says to a message.
 
     Attributes:
-        said: `Loaded`, `Prepared`, `StepOutput`, `StepDone` or `RankFault`.
+        said: `Loaded`, `Prepared`, `StepDone` or `RankFault`.
         collectives: Collectives that it has begun since it joined the others.
     """
 
@@ -171,7 +178,7 @@ CODEC = Codec(
         *(Load, Rendezvous, Loaded, SelfCheck, Verdict),
         *(Prepare, DraftSource, Prepared, Measured, StepCosts),
         *(StepWork, Step, StateExport, SampleRow, SamplingParams),
-        *(StepOutput, DraftOutput, TokenLogprob, StepDone, RankFault, FaultSite, Answer),
+        *(RowAnswer, TokenLogprob, StepDone, RankFault, FaultSite, Answer),
     )
 )
 """All that the driver and its ranks say to each other."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from headway.cache import CacheGeometry, ParallelLayout
-from headway.engine.executor import StepOutput, StepWork
+from headway.engine.executor import StepWork
 from headway.engine.ranks.drafting import DraftSource, speculator_of
 from headway.engine.ranks.in_process import LocalExecutor
 from headway.engine.ranks.messages import CODEC, Answer, FaultSite, Load, Loaded, Prepare, Prepared, RankFault, StepDone
@@ -93,10 +93,10 @@ class Rank:
         self._executor = LocalExecutor(runner, speculator)
         return Prepared(runner.arena.bytes, measured)
 
-    def _run(self, work: StepWork) -> StepOutput | StepDone:
+    def _run(self, work: StepWork) -> StepDone:
         assert self._executor is not None, "a rank is sent a step before it has made room"
         if self._rank == 0:
-            return self._executor.run(work)
+            return StepDone(self._executor.run(work))
         if self._drafter is None:  # with drafts, rank 0 tells what it chose
             work = replace(work, samples=[None] * len(work.samples))
         self._executor.run(work)

@@ -145,7 +145,7 @@ class DraftPlanner:
             request: The request.
             proposed: Tokens that were drafted for it, at least 1.
             accepted: How many of them count.
-            confidence: The drafter's own opinion of each place (see `DraftOutput`), or None.
+            confidence: The drafter's own opinion of each place (see `RowAnswer`), or None.
         """
         self._fade(float(request.survival[:proposed].sum()), float(accepted))
         if confidence is not None:

@@ -19,7 +19,6 @@ would lie idle), and preempting in the middle of a step (undoing part of a step 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,21 +27,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import PrefixCache, Step
+from headway.cache import PrefixCache, Prompt, Step
 from headway.engine.config import EngineConfig
 from headway.engine.errors import RequestFailedError
-from headway.engine.executor import StepOutput, StepWork
+from headway.engine.executor import StepWork
 from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.scheduling.admission import fits_beside
 from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
-from headway.runtime.interface import GREEDY, SampleRow, TokenLogprob
+from headway.runtime.interface import GREEDY, RowAnswer, SampleRow
 
-__all__ = ["RowAnswer", "ScheduledStep", "Scheduler", "row_answers", "scheduled_step"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
 
 
 @dataclass(frozen=True)
@@ -61,27 +58,6 @@ class ScheduledStep:
     def tokens(self) -> int:
         """Tokens that the step computes."""
         return int(np.sum(self.work.step.counts))
-
-
-@dataclass(frozen=True)
-class RowAnswer:
-    """What a row got out of a step.
-
-    Attributes:
-        tokens: Tokens that follow what is known.
-        logprobs: One a token, None where it was not asked for.
-        kept: Tokens of the row, from its start on, that count.
-        proposed: Tokens that were drafted for it.
-        accepted: How many of `tokens` were drafted.
-        confidence: The drafter's opinion of each place of the draft, or None.
-    """
-
-    tokens: Sequence[int]
-    logprobs: Sequence[TokenLogprob | None]
-    kept: int
-    proposed: int = 0
-    accepted: int = 0
-    confidence: NDArray[np.float32] | None = None
 
 
 class Scheduler:
@@ -110,6 +86,8 @@ class Scheduler:
         self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
         self._closed_for_admission = False
+        self._grounds = 0
+        """Counts what may let in a request that was found not to fit: prompts computed, requests gone."""
         self._news: list[Update] = []
 
     @property
@@ -149,13 +127,12 @@ class Scheduler:
             if len(self.running) > 1:
                 self._give_way()
             else:
-                self._last_resort(picks[0][0])
+                self._fail_stalled(picks[0][0])
         return None
 
-    def complete(self, scheduled: ScheduledStep, output: StepOutput) -> list[Update]:
-        """Take the results of a step. Returns the news of every request that got a token, ended or failed."""
+    def complete(self, scheduled: ScheduledStep, answers: Sequence[RowAnswer]) -> list[Update]:
+        """Take what a step did for each row. Returns the news of every request that got a token, ended or failed."""
         step, rows = scheduled.work.step, len(scheduled.requests)
-        answers = row_answers(scheduled.work, output)
         self.counters.steps += 1
         self.counters.computed_tokens += scheduled.tokens
         kept, told = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
@@ -184,6 +161,8 @@ class Scheduler:
         """Take what a request got out of a step: its tokens that count, and how many tokens were added to it."""
         kept, told = answer.kept, 0
         request.observed = start + pending
+        if pending > 1 or start < request.prompt_length:
+            self._grounds += 1
         if answer.tokens:
             told = self._take_tokens(request, answer)
             kept = min(kept, pending + told - 1)
@@ -310,12 +289,16 @@ class Scheduler:
             return True
         if self._closed_for_admission or len(self.running) >= self._config.max_running:
             return False
-        hit = self.cache.lookup(request.cache_prompt(self._namespace(request))).tokens
+        if request.refused_on == self._grounds:
+            return False
+        request.hit = hit = self.cache.lookup(self._prompt(request))
         held = [(r.known, r.computed, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        return fits_beside(self.cache, held, request.known, hit, self._config.max_batched_tokens)
+        fits = fits_beside(self.cache, held, request.known, hit.tokens, self._config.max_batched_tokens)
+        request.refused_on = None if fits else self._grounds
+        return fits
 
-    def _namespace(self, request: RunningRequest) -> int:
-        return self.cache.namespace(salt=request.request.salt)
+    def _prompt(self, request: RunningRequest) -> Prompt:
+        return request.cache_prompt(self.cache.namespace(salt=request.request.salt))
 
     # -- moving requests --------------------------------------------------------------------------------------------
 
@@ -323,12 +306,12 @@ class Scheduler:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
         try:
-            lease = self.cache.lease(request.cache_prompt(self._namespace(request)))
+            lease = self.cache.lease(self._prompt(request), request.hit)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
         first = request.cached_tokens is None
-        request.lease, request.computed, request.observed = lease, lease.computed, 0
+        request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
@@ -361,32 +344,28 @@ class Scheduler:
         self._finish(ended)
         return bool(ended)
 
-    def _last_resort(self, request: RunningRequest) -> None:
-        """Nobody else runs, and still there is no room for a single token of `request`.
+    def _fail_stalled(self, request: RunningRequest) -> None:
+        """Fail a request that nobody runs beside, and that still gets no room for a single token.
 
-        Its own hit can be the reason (a shared block and its copy, a checkpoint and the state that runs from it, pins
-        of others): it starts once more from nothing, and fails if that was it already.
+        Its own hit, or the pins of others, can be the reason. What the cache holds is left to those who use it.
         """
         self.cache.abort(self._rows([request]))
-        cold = request.lease is not None and request.lease.hit.tokens == 0
         self._stop_running(request)
-        if cold:
-            tokens = f"{request.known} tokens ({request.prompt_length} of them prompt)"
-            self._fail_request(
-                request,
-                RequestFailedError(
-                    f"request {request.request_id}: {tokens} do not fit into the {self.cache.config.blocks} blocks "
-                    "of the cache; give the server more --memory or send less"
-                ),
-            )
-            return
-        logger.warning("request %s needs the whole pool: the prefix cache was emptied for it", request.request_id)
-        self.cache.reset()
-        self._queue.push_returned(request)
+        tokens = f"{request.known} tokens ({request.prompt_length} of them prompt)"
+        pinned = self.cache.stats().pinned
+        pins = f", {pinned} of them pinned" if pinned else ""
+        self._fail_request(
+            request,
+            RequestFailedError(
+                f"request {request.request_id}: {tokens} do not fit into the {self.cache.config.blocks} blocks of the "
+                f"cache{pins}; give the server more --memory or send less"
+            ),
+        )
 
     def _stop_running(self, request: RunningRequest) -> None:
         self.running.remove(request)
         request.lease, request.computed = None, 0
+        self._grounds += 1
 
     def _leave(self, request: RunningRequest) -> None:
         """Bookkeeping of an end: the request is in no list afterwards."""
@@ -407,7 +386,7 @@ class Scheduler:
 
     def _take_tokens(self, request: RunningRequest, answer: RowAnswer) -> int:
         """Append what a row answered, up to its end. Returns how many tokens that is."""
-        delta = request.accept(answer.tokens, answer.logprobs)
+        delta = request.accept(answer)
         told = len(delta.tokens)
         self.counters.generated_tokens += told
         if answer.proposed and self._planner is not None:
@@ -446,28 +425,3 @@ def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningReq
 def _sample_row(request: RunningRequest) -> SampleRow:
     asked, params = request.request, request.request.sampling or GREEDY
     return SampleRow(params, request.seed, asked.tokens, request.answer, request.end_tokens, bool(asked.stop))
-
-
-def row_answers(work: StepWork, output: StepOutput) -> list[RowAnswer]:
-    """What each row of a step got."""
-    counts, drafts = work.step.counts.tolist(), output.drafts
-    if drafts is None:
-        sampled = output.sampled.tolist()
-        return [
-            RowAnswer((), (), count) if spec is None else RowAnswer((token,), (record,), count)
-            for spec, token, record, count in zip(work.samples, sampled, output.logprobs, counts, strict=True)
-        ]
-    answers = []
-    for i, told in enumerate(drafts.counts.tolist()):
-        records = drafts.logprobs[i]
-        answers.append(
-            RowAnswer(
-                tokens=drafts.tokens[i, :told].tolist(),
-                logprobs=records if len(records) == told else (None,) * told,
-                kept=int(drafts.kept[i]),
-                proposed=int(drafts.proposed[i]),
-                accepted=int(drafts.accepted[i]),
-                confidence=drafts.confidence[i],
-            )
-        )
-    return answers

@@ -28,10 +28,10 @@ from headway.cache import PrefixCache, Reason
 from headway.engine import (
     EngineConfig,
     GenerationRequest,
+    RowAnswer,
     RunningRequest,
     ScheduledStep,
     Scheduler,
-    StepOutput,
     Update,
 )
 from headway.errors import UnservableError
@@ -134,8 +134,12 @@ class TimedRun:
         self._now += seconds
         self._busy += seconds
         rows = scheduled.requests
-        sampled = np.array([self._answers[row.order][row.known - row.prompt_length] for row in rows], dtype=np.int32)
-        self._take(self._scheduler.complete(scheduled, StepOutput(sampled, [None] * len(rows))))
+        next_tokens = (
+            () if wanted is None else (int(self._answers[row.order][row.known - row.prompt_length]),)
+            for row, wanted in zip(rows, scheduled.work.samples, strict=True)
+        )
+        answers = [RowAnswer(*answer) for answer in zip(next_tokens, step.counts.tolist(), strict=True)]
+        self._take(self._scheduler.complete(scheduled, answers))
 
     def _take(self, news: Iterable[Update]) -> None:
         """Write down who has ended."""

@@ -31,7 +31,7 @@ keep a state that another drops.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -42,35 +42,20 @@ from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
 from headway.runtime.drafting.features import FeatureTap
-from headway.runtime.drafting.verification import Judgement, verify
+from headway.runtime.drafting.verification import verify
 from headway.runtime.forward.batch import RunBatch, batch_of
 from headway.runtime.forward.plan import ForwardPlan
 from headway.runtime.forward.runner import ModelRunner
-from headway.runtime.interface import SampleRow
+from headway.runtime.interface import RowAnswer, SampleRow
 from headway.runtime.parallel.communicator import Communicator
 
-__all__ = ["RowOutcome", "Speculator"]
+__all__ = ["Speculator"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _NO_DRAFT = Proposal(np.empty(0, dtype=np.int32))
-
-
-@dataclass(frozen=True)
-class RowOutcome:
-    """What became of one row of a step.
-
-    Attributes:
-        judgement: The tokens that it answers.
-        kept: Its tokens, from the first on, whose entries and state count: what to commit.
-        proposal: The draft that was judged.
-    """
-
-    judgement: Judgement = field(default_factory=Judgement)
-    kept: int = 0
-    proposal: Proposal = _NO_DRAFT
 
 
 class Speculator:
@@ -106,7 +91,7 @@ class Speculator:
         asks: Sequence[SampleRow | None],
         following: Int64s,
         leases: Int64s | None = None,
-    ) -> list[RowOutcome]:
+    ) -> list[RowAnswer]:
         """Propose, copy, compute, judge, export.
 
         Args:
@@ -120,7 +105,7 @@ class Speculator:
                 given.
 
         Returns:
-            One outcome a row of the step.
+            One record a row of the step.
         """
         leases = np.asarray(step.rows) if leases is None else leases
         proposals = self._propose(step, tables, tokens, asks, leases)
@@ -130,7 +115,7 @@ class Speculator:
         batch, places = batch_of(cut, tables, whole, drafted)
         judging = _Judging(self, leases, batch, places, asks, proposals, following)
         self.runner.run(batch, judging.judge)
-        return judging.outcomes
+        return judging.answers
 
     def _propose(
         self,
@@ -181,7 +166,7 @@ class _Judging:
         self._asks = asks
         self._proposals = proposals
         self._following = following
-        self.outcomes = [RowOutcome() for _ in leases]
+        self.answers = [RowAnswer() for _ in leases]
 
     def judge(self, plan: ForwardPlan, logits: torch.Tensor) -> Bools:
         """Judge a forward (see `headway.runtime.forward.runner.Judge`)."""
@@ -190,7 +175,7 @@ class _Judging:
         following = self._following[which]
         keep = np.ones(len(which), dtype=np.bool_)
         for place in which:
-            self.outcomes[place] = RowOutcome(kept=plan.count)
+            self.answers[place] = RowAnswer(kept=plan.count)
         asked = [(i, place) for i, place in enumerate(which) if self._asks[place] is not None]
         judgements = self._judgements(logits, asked)
         for (i, place), judgement in zip(asked, judgements, strict=True):
@@ -199,11 +184,16 @@ class _Judging:
             valid[i] += len(judgement.tokens) - 1 - drafts
             following[i] = judgement.tokens[-1]
             keep[i] = drafts == 0 or (valid[i] == plan.count and not (ask is not None and ask.revocable))
-            self.outcomes[place] = RowOutcome(judgement, self._kept(plan, int(valid[i]), bool(keep[i])), proposal)
+            self.answers[place] = replace(
+                judgement,
+                kept=self._kept(plan, int(valid[i]), bool(keep[i])),
+                proposed=drafts,
+                confidence=proposal.confidence,
+            )
         self._observe(plan, which, valid, following)
         return keep
 
-    def _judgements(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> Sequence[Judgement]:
+    def _judgements(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> Sequence[RowAnswer]:
         """What the target says of the drafts of some rows, given as (row of the forward, row of the step)."""
         if not asked:
             return []
