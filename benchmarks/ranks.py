@@ -36,7 +36,7 @@ from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, St
 from headway.engine import ParallelConfig, RowAnswer, StepWork
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.driver import RankedExecutor
-from headway.engine.ranks.messages import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
+from headway.engine.ranks.messages import Answer, Loaded, Prepare, Prepared, StepDone, compact, encode
 from headway.runtime.interface import COMMUNICATIONS, SampleRow, SamplingParams
 from headway.runtime.model.attention import Scores
 from headway.runtime.parallel.context_parallel import HeadMerge, Partial, partial_attention
@@ -90,11 +90,11 @@ class EchoRanks:
         self.size = size
         self._ends: list[Connection[bytes, bytes]] = []
         self._processes: list[ForkProcess] = []
-        start = [CODEC.encode(Answer(record, 0)) for record in (Loaded(1, (), None), Prepared(1, None))]
+        start = [encode(Answer(record, 0)) for record in (Loaded(1, (), None), Prepared(1, None))]
         for rank in range(size):
             ours, theirs = socket.socketpair()
             output = StepDone([RowAnswer((0,), 1)] * rows if rank == 0 else ())
-            process = FORK.Process(target=echo, args=(theirs, CODEC.encode(Answer(output, 0)), *start), daemon=True)
+            process = FORK.Process(target=echo, args=(theirs, encode(Answer(output, 0)), *start), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -137,7 +137,7 @@ def decoding(rows: int, geometry: CacheGeometry, params: SamplingParams) -> Step
 
 
 def _pack(work: StepWork, geometry: CacheGeometry) -> bytes:
-    return CODEC.encode(compact(work, geometry))
+    return encode(compact(work, geometry))
 
 
 def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
@@ -156,7 +156,7 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
             executor.load()
             executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False, rows))
             if not cells:
-                packed = CODEC.encode(compact(work, geometry))
+                packed = encode(compact(work, geometry))
                 packing = used(partial(_pack, work, geometry), repeats)
                 cells += [f"{len(packed) / 1024:,.0f} KiB", f"{packing:,.0f}"]
             cells.append(f"{used(partial(executor.run, work), repeats):,.0f}")

@@ -9,9 +9,9 @@ step, so that only token ids travel back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class StepWork:
+class StepWork(msgspec.Struct, frozen=True, tag=True):
     """One step for all ranks.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 import torch
 from tests.runtime.parallel.rank_threads import RankedRunner
 from transformers import PreTrainedModel
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from headway.cache import CacheGeometry
 from headway.engine import RowAnswer, StepWork
 from headway.engine.ranks.in_process import LocalExecutor
-from headway.engine.ranks.messages import CODEC, compact
+from headway.engine.ranks.messages import compact, decode, encode
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.speculator import Speculator
@@ -62,8 +62,8 @@ class ThreadRanks:
         self._executors = [LocalExecutor(*pair) for pair in zip(self.ranked.runners, speculators, strict=True)]
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
-        sent = CODEC.decode(CODEC.encode(compact(work, self._geometry)))
-        silent = sent if self._drafts else replace(sent, samples=[None] * len(work.samples))
+        sent = decode(encode(compact(work, self._geometry)))
+        silent = sent if self._drafts else msgspec.structs.replace(sent, samples=[None] * len(work.samples))
         outputs = self.ranked.ranks(lambda rank: self._executors[rank].run(sent if rank == 0 else silent))
         assert self._logits is not None
         granted = [sample for sample, count in zip(work.samples, work.step.counts, strict=True) if count > 0]

@@ -18,7 +18,18 @@ from headway.engine import (
 )
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.driver import RankedExecutor
-from headway.engine.ranks.messages import CODEC, Answer, FaultSite, Load, Loaded, Prepare, Prepared, RankFault, StepDone
+from headway.engine.ranks.messages import (
+    Answer,
+    FaultSite,
+    Load,
+    Loaded,
+    Prepare,
+    Prepared,
+    RankFault,
+    StepDone,
+    decode,
+    encode,
+)
 from headway.errors import ConfigError
 from headway.runtime.parallel.distributed import Rendezvous
 
@@ -49,7 +60,7 @@ class ScriptedRanks:
         self.collectives = [7, 7]
 
     def send(self, message: bytes, timeout: float) -> None:
-        self.sent.append(CODEC.decode(message))
+        self.sent.append(decode(message))
         answers = self.script[type(self.sent[-1])]
         self.answers = deque(reversed([(rank, answer) for rank, answer in enumerate(answers) if answer is not None]))
 
@@ -59,7 +70,7 @@ class ScriptedRanks:
         rank, answer = self.answers.popleft()
         if isinstance(answer, Exception):
             raise answer
-        return rank, answer if isinstance(answer, bytes) else CODEC.encode(Answer(answer, self.collectives[rank]))
+        return rank, answer if isinstance(answer, bytes) else encode(Answer(answer, self.collectives[rank]))
 
     def check(self) -> None:
         if self.gone is not None:
@@ -118,7 +129,7 @@ def test_a_rank_that_does_not_answer_is_lost_with_all_others(
 
 @pytest.mark.parametrize(
     ("garbage", "text"),
-    [(b"garbage", "what is no message"), (CODEC.encode(StepDone()), "StepDone, which is no answer")],
+    [(b"garbage", "what is no message"), (encode(ROOM), "Prepare, which is no answer")],
 )
 def test_a_rank_that_answers_with_garbage_is_lost(
     executor: RankedExecutor, launched: list[ScriptedRanks], garbage: bytes, text: str

@@ -21,7 +21,6 @@ from headway.engine.ranks import rank as rank_module
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.driver import RankedExecutor
 from headway.engine.ranks.messages import (
-    CODEC,
     Answer,
     FaultSite,
     Load,
@@ -31,6 +30,8 @@ from headway.engine.ranks.messages import (
     RankFault,
     StepDone,
     compact,
+    decode,
+    encode,
 )
 from headway.engine.ranks.rank import Rank
 from headway.errors import ConfigError
@@ -65,7 +66,7 @@ def load(source: Path, drafts: DraftSource = NOBODY) -> Load:
 
 
 def answer(rank: Rank, message: object) -> Answer:
-    found = CODEC.decode(rank.answer(CODEC.encode(message)))
+    found = decode(rank.answer(encode(message)))
     assert isinstance(found, Answer)
     return found
 

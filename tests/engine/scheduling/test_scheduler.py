@@ -207,9 +207,7 @@ def test_a_request_that_waits_is_looked_up_when_something_has_changed_for_it(loo
     while first.finish_reason is None:
         bench.step()
         seen.append(lookups.count(50))
-    assert seen == [1, *[2] * (len(seen) - 1)], (
-        "at first, behind the other's prompt, not while it decodes"
-    )
+    assert seen == [1, *[2] * (len(seen) - 1)], "at first, behind the other's prompt, not while it decodes"
     assert len(seen) > 4
     made = second.cache_prompt(0)
     bench.run()

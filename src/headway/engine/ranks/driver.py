@@ -37,7 +37,6 @@ from headway.engine.errors import RanksLostError
 from headway.engine.executor import StepWork
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.messages import (
-    CODEC,
     Answer,
     FaultSite,
     Load,
@@ -47,6 +46,8 @@ from headway.engine.ranks.messages import (
     RankFault,
     StepDone,
     compact,
+    decode,
+    encode,
 )
 from headway.runtime.interface import RowAnswer
 from headway.runtime.parallel.distributed import Rendezvous
@@ -215,12 +216,12 @@ class RankedExecutor:
             self._group.kill()
             self._group = None
 
-    def _ask(self, message: object, expected: Any, timeout: float) -> list[Any]:
+    def _ask(self, message: Load | Prepare | StepWork, expected: Any, timeout: float) -> list[Any]:
         """Send a message to every rank and wait for all answers, in order of rank."""
         if self._group is None:
             raise _no_ranks()
         try:
-            answers = self._exchange(self._group, CODEC.encode(message), timeout)
+            answers = self._exchange(self._group, encode(message), timeout)
             _require_in_step(answers)
         except BaseException:  # answers may be left unread, and would be taken for those to the next message
             self.close()
@@ -254,7 +255,7 @@ def _no_ranks() -> RanksLostError:
 
 def _decoded(rank: int, data: bytes) -> Answer:
     try:
-        answer = CODEC.decode(data)
+        answer = decode(data)
     except ValueError as error:
         raise RanksLostError(f"rank {rank} answered with what is no message: {error}") from error
     if not isinstance(answer, Answer):

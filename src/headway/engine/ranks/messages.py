@@ -1,29 +1,32 @@
-"""What the driver and its ranks say to each other: one record a message, and the codec that knows them all.
+"""What the driver and its ranks say to each other: one record a message, as bytes.
 
 The driver sends `Load`, `Prepare` and, for each step, a `StepWork` without what no rank reads (`compact`). A rank
-answers each with an `Answer`.
+answers each with an `Answer`. Messages are MessagePack of these very records, arrays as their dtype, shape and bytes: a
+message can hold nothing else, so that reading one runs no code of whoever wrote it.
+
+Rejected: pickle, which does run code and would make every connection between machines a way in; and safetensors, which
+has no place for what is not an array.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
-from headway.cache import CacheGeometry, StateExport, Step, TableKind
+from headway.cache import CacheGeometry, TableKind
 from headway.engine.executor import StepWork
 from headway.engine.ranks.drafting import DraftSource, Measured
-from headway.engine.ranks.wire import Codec
-from headway.engine.scheduling.drafts import StepCosts
 from headway.errors import ConfigError, HeadwayError, ModelError
-from headway.runtime.interface import RowAnswer, SampleRow, SamplingParams, TokenLogprob
+from headway.runtime.interface import RowAnswer, SampleRow
 from headway.runtime.parallel.distributed import Rendezvous
-from headway.runtime.selfcheck import SelfCheck, Verdict
+from headway.runtime.selfcheck import SelfCheck
 
 __all__ = [
-    "CODEC",
     "Answer",
     "FaultSite",
     "Load",
@@ -33,6 +36,8 @@ __all__ = [
     "RankFault",
     "StepDone",
     "compact",
+    "decode",
+    "encode",
 ]
 
 _MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
@@ -40,8 +45,7 @@ _MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelEr
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, tag=True):
     """Join the other ranks and load the model.
 
     Attributes:
@@ -67,8 +71,7 @@ class Load:
     drafts: DraftSource
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded.
 
     Attributes:
@@ -82,8 +85,7 @@ class Loaded:
     check: SelfCheck | None
 
 
-@dataclass(frozen=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Make room for the cache.
 
     Attributes:
@@ -105,8 +107,7 @@ class Prepare:
     max_running: int
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, tag=True):
     """Room is made.
 
     Attributes:
@@ -118,8 +119,7 @@ class Prepared:
     drafter: Measured | None
 
 
-@dataclass(frozen=True)
-class StepDone:
+class StepDone(msgspec.Struct, frozen=True, tag=True):
     """A rank has done its part of a step.
 
     Attributes:
@@ -140,8 +140,7 @@ class FaultSite(Enum):
     """In a collective that it had begun and did not end."""
 
 
-@dataclass(frozen=True)
-class RankFault:
+class RankFault(msgspec.Struct, frozen=True, tag=True):
     """What a rank raised: the name of the class, the message, and where it was."""
 
     kind: str
@@ -160,8 +159,7 @@ class RankFault:
         return RuntimeError(f"rank {rank}: {self.kind}: {self.message}")
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, tag=True):
     """What a rank says to a message.
 
     Attributes:
@@ -169,19 +167,53 @@ class Answer:
         collectives: Collectives that it has begun since it joined the others.
     """
 
-    said: object
+    said: Loaded | Prepared | StepDone | RankFault
     collectives: int
 
 
-CODEC = Codec(
-    (
-        *(Load, Rendezvous, Loaded, SelfCheck, Verdict),
-        *(Prepare, DraftSource, Prepared, Measured, StepCosts),
-        *(StepWork, Step, StateExport, SampleRow, SamplingParams),
-        *(RowAnswer, TokenLogprob, StepDone, RankFault, FaultSite, Answer),
-    )
-)
-"""All that the driver and its ranks say to each other."""
+Message: TypeAlias = Load | Prepare | StepWork | Answer
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as bytes.
+
+    Raises:
+        TypeError: It holds something that is no plain record.
+    """
+    return _ENCODER.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Return the message. Its arrays are its own and may be written; sequences come back as lists or tuples.
+
+    Raises:
+        ValueError: Not a message of `encode`.
+    """
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise ValueError(f"a message between ranks cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, value.tobytes()
+    raise TypeError(f"a {type(value).__name__} is no plain record: it cannot be sent to a rank")
+
+
+def _read(kind: type, value: tuple[str, list[int], bytes]) -> Any:
+    """The array of `_written`."""
+    name, shape, data = value
+    dtype = np.dtype(name)
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_written)
+_DECODER = msgspec.msgpack.Decoder(Message, dec_hook=_read)
 
 
 def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
@@ -194,13 +226,13 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
     place = {int(row): i for i, row in enumerate(step.rows)}
     reached = int(np.max(step.starts + step.counts, initial=0))
     columns = [t.state_blocks if t.kind is TableKind.STATE else -(-reached // t.span) for t in geometry.tables]
-    return replace(
+    return msgspec.structs.replace(
         work,
-        step=replace(
+        step=dataclasses.replace(
             step,
             rows=np.arange(len(step.rows)),
             fresh=np.flatnonzero(np.isin(step.rows, step.fresh)),
-            exports=tuple(replace(export, row=place.get(export.row, -1)) for export in step.exports),
+            exports=tuple(dataclasses.replace(export, row=place.get(export.row, -1)) for export in step.exports),
         ),
         tables=[table[step.rows, :count] for table, count in zip(work.tables, columns, strict=True)],
         samples=[
@@ -214,4 +246,4 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
 def _needed(row: SampleRow) -> SampleRow:
     if row.params.shapes_logits:
         return row
-    return replace(row, prompt=_NOTHING, output=_NOTHING if row.params.greedy else row.output)
+    return dataclasses.replace(row, prompt=_NOTHING, output=_NOTHING if row.params.greedy else row.output)

@@ -12,15 +12,26 @@ a logit (another GPU, another kernel) could give two ranks two different sequenc
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
+import msgspec
 import torch
 
 from headway.cache import CacheGeometry, ParallelLayout
 from headway.engine.executor import StepWork
 from headway.engine.ranks.drafting import DraftSource, speculator_of
 from headway.engine.ranks.in_process import LocalExecutor
-from headway.engine.ranks.messages import CODEC, Answer, FaultSite, Load, Loaded, Prepare, Prepared, RankFault, StepDone
+from headway.engine.ranks.messages import (
+    Answer,
+    FaultSite,
+    Load,
+    Loaded,
+    Prepare,
+    Prepared,
+    RankFault,
+    StepDone,
+    decode,
+    encode,
+)
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.forward.runner import IN_FORWARD, ModelRunner
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
@@ -56,11 +67,11 @@ class Rank:
     def answer(self, message: bytes) -> bytes:
         """Do what a message asks for and return the answer. Raises nothing that a rank can survive."""
         try:
-            return _encoded(self._answer(CODEC.decode(message)))
+            return _encoded(self._answer(decode(message)))
         except Exception as error:
             return _encoded(RankFault(type(error).__name__, str(error), _site(error)))
 
-    def _answer(self, asked: object) -> object:
+    def _answer(self, asked: object) -> Loaded | Prepared | StepDone:
         if isinstance(asked, StepWork):
             return self._run(asked)
         if isinstance(asked, Load):
@@ -98,13 +109,13 @@ class Rank:
         if self._rank == 0:
             return StepDone(self._executor.run(work))
         if self._drafter is None:  # with drafts, rank 0 tells what it chose
-            work = replace(work, samples=[None] * len(work.samples))
+            work = msgspec.structs.replace(work, samples=[None] * len(work.samples))
         self._executor.run(work)
         return StepDone()
 
 
-def _encoded(said: object) -> bytes:
-    return CODEC.encode(Answer(said, TorchCommunicator.begun))
+def _encoded(said: Loaded | Prepared | StepDone | RankFault) -> bytes:
+    return encode(Answer(said, TorchCommunicator.begun))
 
 
 def _site(error: Exception) -> FaultSite:

@@ -1,8 +1,8 @@
 """One Ray actor a rank, on any machines of a Ray cluster.
 
 A placement group keeps a place for every rank, all or none, so that a cluster that is too small is told at start and
-not in the middle. Ray moves the messages; what is in them is ours (`headway.engine.ranks.wire`). The ranks form their
-group over TCP, at rank 0's machine.
+not in the middle. Ray moves the messages; what is in them is ours (`headway.engine.ranks.messages`). The ranks form
+their group over TCP, at rank 0's machine.
 """
 
 from __future__ import annotations
