@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headway.cache import ParallelLayout
-from headway.cache.eviction import EVICTIONS
-from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
+from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
 from headway.errors import ConfigError
 from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule
 
