@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
 from headway.errors import ConfigError
+from headway.option_records import Written, option
 from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule
+from headway.sizes import parse_bytes
 
 __all__ = ["EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
 
@@ -16,31 +19,55 @@ ON_RANK_FAILURE = ("restart", "exit")
 """What the engine does when it has lost a rank."""
 
 
+_RANKS = "Ranks"
+
+
 @dataclass(frozen=True)
 class ParallelConfig:
-    """The ranks of an engine.
+    """The ranks of an engine: options of `headway serve`, each with what it means.
 
-    Attributes:
-        dcp: Decode-context-parallel size: ranks over which the tokens of full attention are split. Windows, chunks and
-            states are not. Without tensor parallelism each of these ranks holds the whole model; with it they are among
-            the ranks that share the weights.
-        interleave: Consecutive tokens that one rank stores before the next takes over.
-        communication: `ag_rs` (all-gather and reduce-scatter) or `a2a` (all-to-all); both give the same results.
-        executor: One of `EXECUTORS`; `auto` is `local` for one rank and `processes` for more.
-        rank_timeout: Seconds that a step may take on any rank before the ranks count as lost.
-        on_rank_failure: `restart` starts new ranks with an empty cache, `exit` ends the engine.
-        tp: Tensor-parallel size: ranks that share the weights, and states by heads. `dcp` divides it.
-        pcp: Prefill-context-parallel size. Only 1 can run.
+    Windows, chunks and states are not split by `dcp`. With tensor parallelism its ranks are among those that share the
+    weights. `executor` is one of `EXECUTORS`: `auto` is `local` for one rank and `processes` for more.
     """
 
-    dcp: int = 1
-    interleave: int = 1
-    communication: str = "ag_rs"
-    executor: str = "auto"
-    rank_timeout: float = 300.0
-    on_rank_failure: str = "restart"
-    tp: int = 1
-    pcp: int = 1
+    dcp: Annotated[
+        int,
+        option(
+            _RANKS,
+            "Decode-context-parallel size: ranks over which the tokens of full attention are split. Without --tp each "
+            "holds the whole model; with the same memory a rank, the cache holds about that many times the tokens.",
+        ),
+    ] = 1
+    interleave: Annotated[
+        int, option(_RANKS, "Consecutive tokens that one rank stores; must divide --block-tokens.")
+    ] = 1
+    communication: Annotated[
+        str,
+        option(
+            _RANKS,
+            "How ranks merge their attention: ag_rs (all-gather, reduce-scatter) or a2a (all-to-all).",
+            "--dcp-comm",
+        ),
+    ] = "ag_rs"
+    tp: Annotated[
+        int,
+        option(
+            _RANKS,
+            "Tensor-parallel size: ranks that share the weights by the plan that transformers has for the model, and "
+            "recurrent states by heads. --dcp divides it.",
+        ),
+    ] = 1
+    pcp: Annotated[int, option(_RANKS, "Prefill-context-parallel size. Only 1 is served yet.")] = 1
+    executor: Annotated[
+        str,
+        option(_RANKS, "Who computes: local (this process), processes (one a rank), ray (one actor a rank), or auto."),
+    ] = "auto"
+    rank_timeout: Annotated[float, option(_RANKS, "Seconds that a step may take before the ranks count as lost.")] = (
+        300.0
+    )
+    on_rank_failure: Annotated[
+        str, option(_RANKS, "When a rank is lost: restart (new ranks, empty cache) or exit (with an error status).")
+    ] = "restart"
 
     def __post_init__(self) -> None:
         """Refuse what cannot run.
@@ -90,52 +117,77 @@ class ParallelConfig:
         return ParallelLayout(tp=self.ranks, dcp=self.dcp, interleave=self.interleave)
 
 
+def _kinds(text: str) -> tuple[str, ...]:
+    return tuple(kind.strip() for kind in text.split(",") if kind.strip())
+
+
+_MODEL, _CACHE, _DRAFTS, _LIMITS = "Model", "Cache", "Speculative decoding", "Batches and limits"
+
+
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine computes and what it keeps.
+    """How an engine computes and what it keeps: options of `headway serve`, each with what it means, and four more.
 
     Attributes:
-        device: Torch device string, `cpu` or `cuda` or `cuda:1`.
-        dtype: `fp32`, `bf16`, or `auto`: fp32 on a CPU, else bf16.
-        memory: Bytes for the block pool; None chooses from what the device has free.
-        max_model_len: Most tokens of prompt and answer together; None takes the model's own limit.
-        max_batched_tokens: Most tokens computed in one step, over all requests.
-        max_running: Most requests that run at once.
-        max_waiting: Most requests that wait; beyond it a request is refused (HTTP 429).
-        block_tokens: Tokens in a block of the pool.
-        placement: Which positions get a checkpoint; see `headway.cache.CacheConfig`.
-        eviction: What goes first when memory runs out: `value`, `lru` or `greedy-dual`.
-        checkpoint_alignment: Checkpoints lie at multiples of this many tokens, except the ends of answers.
+        memory: Bytes for the block pool, of every rank; None chooses from what the device has free.
+        placement: See `headway.cache.CacheConfig`. The ends of answers need not lie on `checkpoint_alignment`.
+        parallel: The ranks that compute.
         chunked_prefill: False computes every prompt in one step, for models that cannot continue one; prompts are then
             limited by `max_batched_tokens` less one token for each of the other running requests.
-        prefix_reuse: False computes every prompt from its start.
-        draft: Who drafts tokens for the model to verify: `none`, `lookup`, `mtp` or `dspark`, or the folder of a
-            drafter.
-        draft_tokens: Most tokens of a draft; None takes the drafter's own number.
-        draft_rule: How drafts of sampled answers are judged: `match`, `token` or `block`.
         max_retries: How often a request whose step failed is tried again by itself before it is failed.
-        parallel: The ranks that compute.
         check: Verify the cache's invariants after every operation. Slow; for tests.
     """
 
-    device: str = "cpu"
-    dtype: str = "auto"
-    memory: int | None = None
-    max_model_len: int | None = None
-    max_batched_tokens: int = 2048
-    max_running: int = 64
-    max_waiting: int = 1024
-    block_tokens: int = 16
-    placement: tuple[str, ...] = DEFAULT_PLACEMENT
-    eviction: str = "value"
-    checkpoint_alignment: int = 1
-    chunked_prefill: bool = True
-    prefix_reuse: bool = True
-    draft: str = "none"
-    draft_tokens: int | None = None
-    draft_rule: str = "match"
-    max_retries: int = 2
+    device: Annotated[str, option(_MODEL, "cpu, cuda, cuda:1, ...")] = "cpu"
+    dtype: Annotated[str, option(_MODEL, "fp32, bf16, or auto: fp32 on a CPU, else bf16.")] = "auto"
+    max_model_len: Annotated[
+        int | None, option(_MODEL, "Most tokens of prompt and answer together; the model's own limit by default.")
+    ] = None
+    memory: Annotated[
+        int | None,
+        option(
+            _CACHE,
+            "Memory of the cache, such as 4GiB; by default most of a GPU's free memory, or half of the free host "
+            "memory up to 4 GiB.",
+        ),
+        Written(parse_bytes),
+    ] = None
+    block_tokens: Annotated[int, option(_CACHE, "Tokens in a block.")] = 16
+    placement: Annotated[
+        tuple[str, ...],
+        option(_CACHE, "Which positions get a checkpoint, separated by commas; interval:N for every N tokens."),
+        Written(_kinds, ",".join),
+    ] = DEFAULT_PLACEMENT
+    eviction: Annotated[str, option(_CACHE, "What goes first when memory runs out: value, lru or greedy-dual.")] = (
+        "value"
+    )
+    checkpoint_alignment: Annotated[int, option(_CACHE, "Checkpoints lie at multiples of this many tokens.")] = 1
+    prefix_reuse: Annotated[bool, option(_CACHE, "Reuse what is cached, or compute every prompt anew.")] = True
+    draft: Annotated[
+        str,
+        option(
+            _DRAFTS,
+            "Who drafts tokens for the model to verify: none; lookup (repeats of the text itself); mtp or dspark (what "
+            "the model brings along); or the folder of a drafter. Answers have the same distribution as without.",
+        ),
+    ] = "none"
+    draft_tokens: Annotated[
+        int | None, option(_DRAFTS, "Most tokens of a draft; the drafter's own number by default.", min=1)
+    ] = None
+    draft_rule: Annotated[
+        str,
+        option(
+            _DRAFTS,
+            "How drafts of sampled answers are judged. match: a seed gives the very answer it gives without drafts. "
+            "token or block: more drafts are accepted, and a seed may give another answer.",
+        ),
+    ] = "match"
+    max_batched_tokens: Annotated[int, option(_LIMITS, "Most tokens computed in one step.")] = 2048
+    max_running: Annotated[int, option(_LIMITS, "Most requests that run at once.")] = 64
+    max_waiting: Annotated[int, option(_LIMITS, "Most requests that wait; more are refused.")] = 1024
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    chunked_prefill: bool = True
+    max_retries: int = 2
     check: bool = False
 
     def __post_init__(self) -> None:

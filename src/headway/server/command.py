@@ -33,13 +33,10 @@ _EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "
 @with_records
 def serve(
     server: opt.ServerFlags,
-    model_flags: opt.ModelFlags,
-    cache: opt.CacheFlags,
-    drafts: opt.DraftFlags,
-    limits: opt.LimitFlags,
-    ranks: opt.RankFlags,
+    config: EngineConfig,
     recording: opt.RecordFlags,
     model: opt.ModelSource = None,
+    max_body: opt.BodyLimit = "16MiB",
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -47,8 +44,7 @@ def serve(
     much the cache holds, from how many tokens on a prefix is reused, and how to call the server. Ctrl-C or SIGTERM
     ends it: running requests are finished first.
     """
-    config = _engine_config(model_flags, cache, drafts, limits, ranks)
-    body_limit = parse_bytes(limits.max_body)
+    body_limit = parse_bytes(max_body)
     check_recording(recording.record, recording.record_form)  # before the model is loaded
     console = Console(stderr=True)
     _set_up_logging(server.log_level, console)
@@ -61,34 +57,6 @@ def serve(
         options = _server_options(name, server.api_key, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, server.log_level, server.grace)
-
-
-def _engine_config(
-    model: opt.ModelFlags, cache: opt.CacheFlags, drafts: opt.DraftFlags, limits: opt.LimitFlags, ranks: opt.RankFlags
-) -> EngineConfig:
-    """What the engine is told.
-
-    Raises:
-        ConfigError: Options that cannot work.
-    """
-    return EngineConfig(
-        device=model.device,
-        dtype=model.dtype,
-        memory=None if cache.memory is None else parse_bytes(cache.memory),
-        max_model_len=model.max_model_len,
-        max_batched_tokens=limits.max_batched_tokens,
-        max_running=limits.max_running,
-        max_waiting=limits.max_waiting,
-        block_tokens=cache.block_tokens,
-        placement=tuple(kind.strip() for kind in cache.placement.split(",") if kind.strip()),
-        eviction=cache.eviction,
-        checkpoint_alignment=cache.checkpoint_alignment,
-        prefix_reuse=cache.prefix_reuse,
-        draft=drafts.draft,
-        draft_tokens=drafts.draft_tokens,
-        draft_rule=drafts.draft_rule,
-        parallel=ranks.config(),
-    )
 
 
 def _build(model: str | None, config: EngineConfig, console: Console, *, hints: bool) -> BuiltEngine:
