@@ -7,17 +7,19 @@ import logging
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
 from headway.engine import EngineConfig
 from headway.errors import ConfigError, HeadwayError
-from headway.option_records import with_records
+from headway.option_records import option, with_records
 from headway.runtime.sources import resolve_source
-from headway.server import options as opt
 from headway.server.recorder import Recorder, check_recording
 from headway.sizes import parse_bytes
 
@@ -27,16 +29,55 @@ if TYPE_CHECKING:  # what imports torch is imported where it is used, after the 
 
 __all__ = ["serve"]
 
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+"""What `--log-level` may be."""
+
+_ModelSource = Annotated[
+    str | None, typer.Argument(help="A directory, a hub id, or nothing for the small built-in model.")
+]
+_BodyLimit = Annotated[str, option("Batches and limits", "Largest body of a request.")]
+
+_SERVER = "Server"
+
+
+@dataclass(frozen=True)
+class _ServerFlags:
+    """Where and how the server listens."""
+
+    host: Annotated[str, option(_SERVER, "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[int, option(_SERVER, "Port to listen on; 0 for any that is free.", min=0, max=65535)] = 8000
+    api_key: Annotated[str | None, option(_SERVER, "Key that clients must send.", envvar="HEADWAY_API_KEY")] = None
+    served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
+    grace: Annotated[int, option(_SERVER, "Seconds that running requests get at shutdown.", min=0)] = 30
+    log_level: Annotated[str, option(_SERVER, f"{', '.join(_LOG_LEVELS[:-1])} or {_LOG_LEVELS[-1]}.")] = "info"
+
+
+_RECORD = "Recording"
+
+
+@dataclass(frozen=True)
+class _RecordFlags:
+    """A recording of the traffic."""
+
+    record: Annotated[
+        Path | None, option(_RECORD, "Record the traffic to this new file, for `headway replay`.", "--record")
+    ] = None
+    record_form: Annotated[
+        str,
+        option(_RECORD, "hashes (salted: who shares which prefix, not what it says) or tokens (everything said)."),
+    ] = "hashes"
+
+
 _EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
 
 
 @with_records
 def serve(
-    server: opt.ServerFlags,
+    server: _ServerFlags,
     config: EngineConfig,
-    recording: opt.RecordFlags,
-    model: opt.ModelSource = None,
-    max_body: opt.BodyLimit = "16MiB",
+    recording: _RecordFlags,
+    model: _ModelSource = None,
+    max_body: _BodyLimit = "16MiB",
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -77,8 +118,8 @@ def _server_options(name: str, api_key: str | None, body_limit: int, recorder: R
 
 
 def _set_up_logging(level: str, console: Console) -> None:
-    if level not in opt.LOG_LEVELS:
-        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(opt.LOG_LEVELS)}")
+    if level not in _LOG_LEVELS:
+        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(_LOG_LEVELS)}")
     if console.is_terminal:
         handler: logging.Handler = RichHandler(console=console, show_path=False)
         logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s", datefmt="%X", force=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -92,9 +91,9 @@ def test_no_token_of_the_lost_step_reaches_a_client() -> None:
         assert told == whole[: len(told)]
 
 
-def lose_between_steps(device: FakeDevice) -> threading.Event:
-    """Lose the ranks of an engine that has nothing to do. Returns what lets new ones start."""
-    start = threading.Event()
+def lose_between_steps(device: FakeDevice) -> tuple[threading.Event, threading.Event]:
+    """Lose the ranks of an engine that has nothing to do. Returns what says that it is so, and lets new ones start."""
+    lost, start = threading.Event(), threading.Event()
     restart = device.restart
 
     def check() -> None:
@@ -102,35 +101,28 @@ def lose_between_steps(device: FakeDevice) -> threading.Event:
             raise RanksLostError("rank 1 was ended by SIGKILL")
 
     def wait() -> None:
+        lost.set()
         assert start.wait(60)
         restart()
 
     device.check, device.restart = check, wait  # type: ignore[method-assign]
-    return start
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it does not become true")
+    return lost, start
 
 
 def test_ranks_that_are_lost_between_steps_are_replaced_before_anybody_asks() -> None:
     with engine("restart") as (built, device):
         assert built.unavailable is None
         before = built.submit(asked(prompt(30), 8, ignore_eos=True)).result(60)
-        start = lose_between_steps(device)
-        until(lambda: built.unavailable is not None)
+        lost, start = lose_between_steps(device)
+        assert lost.wait(60)
         assert built.unavailable == "ranks are lost, new ones start: rank 1 was ended by SIGKILL"
         assert not built.healthy
-        until(lambda: built.snapshot(0.01).counters.rank_losses == 1)
+        assert built.snapshot(0.01).counters.rank_losses == 1
         handle = built.submit(asked(prompt(30), 8, ignore_eos=True))
         start.set()
         result = handle.result(60)
         assert (result.tokens, result.cached_tokens) == (before.tokens, 0)
-        until(lambda: built.healthy)
+        assert built.healthy
         counters = built.snapshot(60).counters
         assert (device.restarts, counters.rank_losses, counters.failed_steps) == (1, 1, 0)
 
