@@ -18,7 +18,7 @@ from headway.cache import CacheConfig, CacheGeometry, LayerSpec, PrefixCache
 from headway.engine.config import EngineConfig
 from headway.engine.engine import Engine, Vocabulary
 from headway.engine.executor import Executor
-from headway.engine.ranks.drafting import DraftSource, Measured, planner_of, require_verifiable, speculator_of
+from headway.engine.ranks.drafting import DraftSource, ReadyDrafter, planner_of, require_verifiable, speculator_of
 from headway.engine.ranks.driver import RankedExecutor, RankGroup
 from headway.engine.ranks.in_process import LocalExecutor
 from headway.engine.ranks.messages import Loaded, Prepare
@@ -152,7 +152,7 @@ class _Model:
     check: SelfCheck
 
     def on(
-        self, cache: PrefixCache, executor: Executor, config: EngineConfig, measured: Measured | None
+        self, cache: PrefixCache, executor: Executor, config: EngineConfig, measured: ReadyDrafter | None
     ) -> BuiltEngine:
         """Put an engine together. The tokenizer is copied for each of its two threads."""
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
@@ -231,7 +231,9 @@ def _memory(loaded: Sequence[Loaded], config: EngineConfig) -> int:
     return min(each.memory for each in loaded) // (len(loaded) if shared else 1)
 
 
-def _make_room(executor: RankedExecutor, cache: PrefixCache, config: EngineConfig, check: SelfCheck) -> Measured | None:
+def _make_room(
+    executor: RankedExecutor, cache: PrefixCache, config: EngineConfig, check: SelfCheck
+) -> ReadyDrafter | None:
     """Make room on every rank; returns what drafting costs on rank 0."""
     parallel = cache.geometry.layout
     room = Prepare(

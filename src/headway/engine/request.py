@@ -158,7 +158,7 @@ class RunningRequest:
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
         hit: What the cache found for it when it was last asked, until its lease begins.
-        refused_on: The scheduler's count of grounds for admission when it was last found not to fit, or None.
+        refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
     """
 
     request: GenerationRequest
@@ -185,7 +185,7 @@ class RunningRequest:
     drafted: int = 0
     accepted: int = 0
     hit: Hit | None = None
-    refused_on: int | None = None
+    refused_epoch: int | None = None
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
@@ -230,7 +230,7 @@ class RunningRequest:
         return self.computed < self.alone_until
 
     @property
-    def settling(self) -> bool:
+    def draining(self) -> bool:
         """Whether its answer has ended and its state is yet to catch up with it, for those who go on from there."""
         return self.finish_reason is not None and self.lease is not None
 

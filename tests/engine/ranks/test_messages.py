@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headway.cache import CacheGeometry, FullAttention, Recurrent, StateExport, Step
 from headway.engine import RowAnswer, StepCosts, StepWork, TokenLogprob
-from headway.engine.ranks.drafting import DraftSource, Measured
+from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
 from headway.engine.ranks.messages import Answer, Load, Loaded, Prepared, RankFault, StepDone, compact, decode, encode
 from headway.errors import ConfigError
 from headway.runtime.forward.batch import batch_of
@@ -44,8 +44,8 @@ def test_what_a_step_did_for_a_row_comes_back(
     row = RowAnswer(tuple(tokens), kept, logprobs, 4, 3, None if confidence is None else np.array(confidence, "<f4"))
     answer = decode(encode(Answer(StepDone((row, RowAnswer())), 7)))
     assert isinstance(answer, Answer)
-    assert isinstance(answer.said, StepDone)
-    back, empty = answer.said.rows
+    assert isinstance(answer.result, StepDone)
+    back, empty = answer.result.rows
     assert empty == RowAnswer()
     assert replace(back, confidence=None) == replace(row, confidence=None)
     assert (back.confidence is None) == (confidence is None)
@@ -67,11 +67,11 @@ def test_arrays_come_back_and_may_be_written(kinds: list[tuple[str, list[int]]])
 def test_what_drafting_costs_comes_back() -> None:
     ints = np.array([1, 8])
     costs = StepCosts(ints, ints, np.ones((2, 2)), np.array([0.1, 0.2]))
-    answer = decode(encode(Answer(Prepared(5, Measured("mtp", 3, costs)), 0)))
+    answer = decode(encode(Answer(Prepared(5, ReadyDrafter("mtp", 3, costs)), 0)))
     assert isinstance(answer, Answer)
-    assert isinstance(answer.said, Prepared)
-    assert answer.said.drafter is not None
-    assert answer.said.drafter.costs.forward(4, 4) == costs.forward(4, 4)
+    assert isinstance(answer.result, Prepared)
+    assert answer.result.drafter is not None
+    assert answer.result.drafter.costs.forward(4, 4) == costs.forward(4, 4)
 
 
 def test_what_is_not_plain_is_not_sent() -> None:

@@ -75,7 +75,7 @@ def answer(rank: Rank, message: object) -> Answer:
 def ready(source: Path) -> Rank:
     rank = Rank(0, "cpu")
     for message, expected in ((load(source), Loaded), (ROOM, Prepared)):
-        said = answer(rank, message).said
+        said = answer(rank, message).result
         assert isinstance(said, expected), said
     return rank
 
@@ -92,9 +92,9 @@ def test_every_answer_says_how_many_collectives_were_begun(
 ) -> None:
     monkeypatch.setattr(TorchCommunicator, "begun", 31)
     done = answer(ready, some_work(source))
-    assert isinstance(done.said, StepDone)
+    assert isinstance(done.result, StepDone)
     refused = answer(ready, FaultSite.FORWARD)
-    assert isinstance(refused.said, RankFault)
+    assert isinstance(refused.result, RankFault)
     assert (done.collectives, refused.collectives) == (31, 31)
 
 
@@ -110,8 +110,8 @@ def test_a_fault_of_a_forward_or_of_a_collective_in_it_says_so(
     assert ready._model is not None
     with monkeypatch.context() as patch:
         patch.setattr(ready._model.model, "forward", fail)
-        assert answer(ready, some_work(source)).said == RankFault(type(error).__name__, "bad", site)
-    assert isinstance(answer(ready, some_work(source)).said, StepDone), "the next message is answered all the same"
+        assert answer(ready, some_work(source)).result == RankFault(type(error).__name__, "bad", site)
+    assert isinstance(answer(ready, some_work(source)).result, StepDone), "the next message is answered all the same"
 
 
 def test_a_fault_before_a_forward_says_so(ready: Rank, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_fault_before_a_forward_says_so(ready: Rank, source: Path, monkeypatch
     assert ready._executor is not None
     with monkeypatch.context() as patch:
         patch.setattr(ready._executor._runner.arena, "copy_blocks", fail)
-        assert answer(ready, some_work(source)).said == RankFault("MemoryError", "no copy", FaultSite.BETWEEN)
+        assert answer(ready, some_work(source)).result == RankFault("MemoryError", "no copy", FaultSite.BETWEEN)
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_memory_for_the_cache_is_what_the_drafter_leaves(source: Path, monkeypat
 
     monkeypatch.setattr(rank_module, "default_memory", left)
     gc.collect()
-    without = answer(Rank(0, "cpu"), load(source)).said
-    drafting = answer(Rank(0, "cpu"), load(source, DraftSource("mtp", None, "match"))).said
+    without = answer(Rank(0, "cpu"), load(source)).result
+    drafting = answer(Rank(0, "cpu"), load(source, DraftSource("mtp", None, "match"))).result
     assert isinstance(without, Loaded)
     assert isinstance(drafting, Loaded)
     assert drafting.memory == without.memory - 1
@@ -179,8 +179,8 @@ def test_what_fails_while_costs_are_measured_keeps_its_words(source: Path, monke
     with pytest.raises(RuntimeError, match=r"^the device says no$"):
         build_engine(str(source), config)
     rank, mtp = Rank(0, "cpu"), DraftSource("mtp", None, "match")
-    assert isinstance(answer(rank, load(source, mtp)).said, Loaded)
-    assert answer(rank, ROOM).said == RankFault("RuntimeError", "the device says no")
+    assert isinstance(answer(rank, load(source, mtp)).result, Loaded)
+    assert answer(rank, ROOM).result == RankFault("RuntimeError", "the device says no")
 
 
 def test_what_ranks_fail_with_while_they_make_room_keeps_its_words(

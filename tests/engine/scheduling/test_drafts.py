@@ -180,7 +180,7 @@ def _with_one_that_settles() -> tuple[Bench, RunningRequest, RunningRequest]:
     second = made.add(prompt(7, 2), 60, ignore_eos=True)
     while first.finish_reason is None:
         assert made.step()
-    assert first.settling
+    assert first.draining
     return made, first, second
 
 

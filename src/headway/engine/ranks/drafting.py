@@ -27,7 +27,7 @@ from headway.runtime.loading import LoadedModel
 from headway.runtime.parallel.communicator import Communicator
 from headway.runtime.selfcheck import SelfCheck
 
-__all__ = ["DraftSource", "Measured", "measure_costs", "planner_of", "require_verifiable", "speculator_of"]
+__all__ = ["DraftSource", "ReadyDrafter", "measure_costs", "planner_of", "require_verifiable", "speculator_of"]
 
 _HISTORY = 64
 """Tokens before those that are computed, so that there is something to attend to."""
@@ -81,7 +81,7 @@ class DraftSource:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ReadyDrafter:
     """A drafter that is ready, and what it costs.
 
     Attributes:
@@ -113,7 +113,7 @@ def speculator_of(
     drafter: Drafter | None,
     max_running: int,
     ranks: Communicator | None = None,
-) -> tuple[Speculator | None, Measured | None]:
+) -> tuple[Speculator | None, ReadyDrafter | None]:
     """A speculator on `runner`, and what it costs there with up to `max_running` requests at once.
 
     All of `ranks` call this at the same time.
@@ -121,10 +121,10 @@ def speculator_of(
     if drafter is None:
         return None, None
     speculator = Speculator(runner, drafter, AcceptanceRule(drafts.rule), ranks)
-    return speculator, Measured(drafter.name, drafter.most, measure_costs(speculator, max_running))
+    return speculator, ReadyDrafter(drafter.name, drafter.most, measure_costs(speculator, max_running))
 
 
-def planner_of(measured: Measured | None) -> DraftPlanner | None:
+def planner_of(measured: ReadyDrafter | None) -> DraftPlanner | None:
     """Who chooses the lengths of drafts, or None where nobody drafts."""
     return None if measured is None else DraftPlanner(measured.name, measured.most, measured.costs)
 

@@ -226,12 +226,12 @@ class RankedExecutor:
         except BaseException:  # answers may be left unread, and would be taken for those to the next message
             self.close()
             raise
-        said = [answer.said for answer in answers]
-        for rank, each in enumerate(said):
+        results = [answer.result for answer in answers]
+        for rank, each in enumerate(results):
             if isinstance(each, RankFault):
                 raise each.as_exception(rank)
             assert isinstance(each, expected), f"rank {rank} answered with a {type(each).__name__}"
-        return said
+        return results
 
     @staticmethod
     def _exchange(group: RankGroup, message: bytes, timeout: float) -> list[Answer]:
@@ -244,7 +244,7 @@ class RankedExecutor:
                 raise _overdue(group.size, answers, timeout)
             rank, data = received
             answers[rank] = _decoded(rank, data)
-            if isinstance(answers[rank].said, RankFault):
+            if isinstance(answers[rank].result, RankFault):
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         return [answers[rank] for rank in range(group.size)]
 
@@ -271,7 +271,7 @@ def _require_in_step(answers: Sequence[Answer]) -> None:
     """
     if len(answers) == 1:
         return
-    faults = {rank: answer.said for rank, answer in enumerate(answers) if isinstance(answer.said, RankFault)}
+    faults = {rank: answer.result for rank, answer in enumerate(answers) if isinstance(answer.result, RankFault)}
     why = "".join(f"; rank {rank} failed {f.site.value} with {f.kind}: {f.message}" for rank, f in faults.items())
     if len({answer.collectives for answer in answers}) > 1:
         counts = ", ".join(str(answer.collectives) for answer in answers)
@@ -284,7 +284,7 @@ def _require_in_step(answers: Sequence[Answer]) -> None:
 
 def _overdue(size: int, answers: dict[int, Answer], timeout: float) -> Exception:
     late = ", ".join(str(rank) for rank in range(size) if rank not in answers)
-    fault = next((a.said for a in answers.values() if isinstance(a.said, RankFault)), None)
+    fault = next((a.result for a in answers.values() if isinstance(a.result, RankFault)), None)
     if fault is not None:
         if fault.mendable:  # of a start: the group is ended, and the user should hear what to change
             return fault.as_exception(0)

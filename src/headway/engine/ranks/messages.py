@@ -20,7 +20,7 @@ import numpy as np
 
 from headway.cache import CacheGeometry, TableKind
 from headway.engine.executor import StepWork
-from headway.engine.ranks.drafting import DraftSource, Measured
+from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
 from headway.errors import ConfigError, HeadwayError, ModelError
 from headway.runtime.interface import RowAnswer, SampleRow
 from headway.runtime.parallel.distributed import Rendezvous
@@ -116,7 +116,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """
 
     bytes: int
-    drafter: Measured | None
+    drafter: ReadyDrafter | None
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
@@ -163,11 +163,11 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     """What a rank says to a message.
 
     Attributes:
-        said: `Loaded`, `Prepared`, `StepDone` or `RankFault`.
+        result: `Loaded`, `Prepared`, `StepDone` or `RankFault`.
         collectives: Collectives that it has begun since it joined the others.
     """
 
-    said: Loaded | Prepared | StepDone | RankFault
+    result: Loaded | Prepared | StepDone | RankFault
     collectives: int
 
 

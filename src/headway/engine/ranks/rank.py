@@ -114,8 +114,8 @@ class Rank:
         return StepDone()
 
 
-def _encoded(said: Loaded | Prepared | StepDone | RankFault) -> bytes:
-    return encode(Answer(said, TorchCommunicator.begun))
+def _encoded(result: Loaded | Prepared | StepDone | RankFault) -> bytes:
+    return encode(Answer(result, TorchCommunicator.begun))
 
 
 def _site(error: Exception) -> FaultSite:

@@ -108,7 +108,7 @@ class DraftPlanner:
 
     def _room(self, request: RunningRequest) -> int:
         """Tokens that a request may draft: one more is answered than accepted, and an ended answer drafts nothing."""
-        if request.settling or not self.answering(request):
+        if request.draining or not self.answering(request):
             return 0
         return min(self.most, max(0, len(request.tokens) - request.known - 1))
 

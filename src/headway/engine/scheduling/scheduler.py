@@ -86,8 +86,8 @@ class Scheduler:
         self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
         self._closed_for_admission = False
-        self._grounds = 0
-        """Counts what may let in a request that was found not to fit: prompts computed, requests gone."""
+        self._epoch = 0
+        """Grows with what may let in a request that was found not to fit: prompts computed, requests gone."""
         self._news: list[Update] = []
 
     @property
@@ -114,18 +114,18 @@ class Scheduler:
 
         Requests may fail here (`take_news`): those that could not run even with the whole pool.
         """
-        if self._starved and not self._end_settling():
-            self._give_way()
+        if self._starved and not self._finish_draining():
+            self._preempt_youngest()
         while picks := self._pick():
             rows = np.array([request.lease.row for request, _ in picks if request.lease is not None])
             step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
             self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
             if np.any(step.counts > 0):
                 return scheduled_step(self.cache, step, [request for request, _ in picks])
-            if self._end_settling():
+            if self._finish_draining():
                 continue
             if len(self.running) > 1:
-                self._give_way()
+                self._preempt_youngest()
             else:
                 self._fail_stalled(picks[0][0])
         return None
@@ -162,7 +162,7 @@ class Scheduler:
         kept, told = answer.kept, 0
         request.observed = start + pending
         if pending > 1 or start < request.prompt_length:
-            self._grounds += 1
+            self._epoch += 1
         if answer.tokens:
             told = self._take_tokens(request, answer)
             kept = min(kept, pending + told - 1)
@@ -289,12 +289,12 @@ class Scheduler:
             return True
         if self._closed_for_admission or len(self.running) >= self._config.max_running:
             return False
-        if request.refused_on == self._grounds:
+        if request.refused_epoch == self._epoch:
             return False
         request.hit = hit = self.cache.lookup(self._prompt(request))
         held = [(r.known, r.computed, r.lease.hit.tokens) for r in self.running if r.lease is not None]
         fits = fits_beside(self.cache, held, request.known, hit.tokens, self._config.max_batched_tokens)
-        request.refused_on = None if fits else self._grounds
+        request.refused_epoch = None if fits else self._epoch
         return fits
 
     def _prompt(self, request: RunningRequest) -> Prompt:
@@ -324,7 +324,7 @@ class Scheduler:
         self.running.sort(key=lambda r: r.order)
         return request
 
-    def _give_way(self) -> None:
+    def _preempt_youngest(self) -> None:
         """Preempt the youngest running request, unless it is the only one."""
         starved = [request for request in self._starved if request.lease is not None]
         self._starved = []
@@ -338,9 +338,9 @@ class Scheduler:
         self._queue.push_returned(victim)
         self._closed_for_admission = True
 
-    def _end_settling(self) -> bool:
+    def _finish_draining(self) -> bool:
         """Let go of requests that have been answered, as far as they have come. Returns whether there were any."""
-        ended = [request for request in self.running if request.settling]
+        ended = [request for request in self.running if request.draining]
         self._finish(ended)
         return bool(ended)
 
@@ -365,7 +365,7 @@ class Scheduler:
     def _stop_running(self, request: RunningRequest) -> None:
         self.running.remove(request)
         request.lease, request.computed = None, 0
-        self._grounds += 1
+        self._epoch += 1
 
     def _leave(self, request: RunningRequest) -> None:
         """Bookkeeping of an end: the request is in no list afterwards."""
@@ -417,7 +417,7 @@ def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningReq
         tokens.append(request.tokens[start:stop])
         if stop < request.known:
             following[i] = request.tokens[stop]
-        wanted = count > 0 and stop == request.known and not request.settling
+        wanted = count > 0 and stop == request.known and not request.draining
         samples.append(_sample_row(request) if wanted else None)
     return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following), requests)
 
