@@ -24,7 +24,6 @@ from headway.engine import (
     RunningRequest,
     Scheduler,
     StepWork,
-    blocks_needed,
 )
 from headway.engine.build import engine_of
 from headway.engine.ranks.in_process import LocalExecutor
@@ -109,7 +108,7 @@ def test_answers_equal_generate(name: str):
     rng = np.random.default_rng(seed)
     config = EngineConfig(max_batched_tokens=int(rng.integers(20, 90)), max_running=4, max_retries=9)
     geometry = CacheGeometry(inspect_model(tiny_model(name)).groups, block_tokens=16)
-    one = blocks_needed(geometry, 190, config.max_batched_tokens)
+    one = geometry.peak_blocks(190)
     room_for = 2 if not geometry.tail_tables else 3 if geometry.prefix_tables else 6  # requests, checkpoints included
     blocks = room_for * one
     driver = Driver(name, blocks, config, seed, failures=0.03)

@@ -22,7 +22,6 @@ from headway.engine import (
     GenerationRequest,
     RunningRequest,
     Scheduler,
-    blocks_needed,
 )
 from headway.engine.ranks.in_process import LocalExecutor
 from headway.runtime.drafting.acceptance import AcceptanceRule
@@ -53,7 +52,7 @@ class Driver:
         layout = inspect_model(model)
         groups = (*layout.groups, *(drafter.groups if drafter else ()))
         geometry = CacheGeometry(groups, block_tokens=16)
-        blocks = requests * blocks_needed(geometry, 190, config.max_batched_tokens)
+        blocks = requests * geometry.peak_blocks(190)
         self.cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=16, cost=layout.cost, check=check))
         runner = ModelRunner(model, layout, self.cache.geometry, blocks)
         runner.arena.data.fill_(0xFF)

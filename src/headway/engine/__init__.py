@@ -26,7 +26,7 @@ from headway.engine.request import (
     Timings,
     Update,
 )
-from headway.engine.scheduling.admission import blocks_needed, longest_servable
+from headway.engine.scheduling.admission import longest_servable
 from headway.engine.scheduling.drafts import DraftPlanner, StepCosts
 from headway.engine.scheduling.queue import FairQueue
 from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
@@ -67,6 +67,5 @@ __all__ = [
     "TokenLogprob",
     "Update",
     "Vocabulary",
-    "blocks_needed",
     "longest_servable",
 ]

@@ -4,7 +4,7 @@ from tests.engine.bench import WORLDS, Bench
 from tests.engine.fakes import EOS, VOCAB
 
 from headway.cache import Hit, PrefixCache, Prompt, Reason
-from headway.engine import EngineConfig, RequestFailedError
+from headway.engine import EngineConfig, RequestFailedError, longest_servable
 from headway.errors import UnservableError
 
 
@@ -174,6 +174,22 @@ def test_a_request_that_stalls_alone_fails_and_leaves_others_their_prefixes():
     bench.run()
     assert again.cached_tokens == 15, "what was kept for others is still there"
     bench.check_right(again)
+
+
+@pytest.mark.parametrize("blocks", [7, 12])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_longest_servable_request_is_served_whatever_is_kept(world: str, blocks: int):
+    """Alone, cold or behind a hit: what the length limit accepts never stalls."""
+    bench = Bench(WORLDS[world], blocks=blocks, config=config(max_running=1))
+    longest = longest_servable(bench.cache.geometry, blocks, 40)
+    if longest < 4:
+        pytest.skip("room for nothing")
+    first = prompt(longest * 2 // 3)
+    other = [*first[: len(first) // 2], *prompt(len(first) - len(first) // 2, seed=1)]
+    for tokens in (first, first, other, first, other[:-1]):
+        request = bench.add(tokens, longest - len(tokens), ignore_eos=True)
+        bench.run()
+        bench.check_right(request)
 
 
 @pytest.fixture

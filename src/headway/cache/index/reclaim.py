@@ -91,7 +91,9 @@ class Reclaimer:
         edge, now = item.edge, self._usage.ticks
         keep, blocks = self._fallback(item, 1), item.blocks
         if edge.marks[-1] == item.position and edge.idle and keep < item.position:
-            blocks = max(1, blocks + self._residency.would_free(edge, keep))  # 0: it is in the way of those that do free
+            blocks = max(
+                1, blocks + self._residency.would_free(edge, keep)
+            )  # 0: it is in the way of those that do free
         if blocks == 0:
             return None
         idle = now - item.used

@@ -1,53 +1,31 @@
-"""What can be served, and what fits beside what runs: one formula for start-up, for submission and for admission.
+"""What can be served, and what fits beside what runs.
 
-Engines that count differently in these three places accept requests that then run to their last block and start over,
-for ever (vllm#52520). Here the length limit printed at start is found with the very function that refuses requests.
+Engines that count blocks differently at start-up, at submission and at admission accept requests that then run to their
+last block and start over, for ever (vllm#52520). Here all three ask the geometry, as the cache itself does: what a
+request needs is the most that it holds at any of its positions (`CacheGeometry.peak_blocks`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 
-from headway.cache import CacheGeometry, PrefixCache, TableKind
+from headway.cache import CacheGeometry, PrefixCache
 from headway.engine.config import EngineConfig
 from headway.engine.request import GenerationRequest
 from headway.errors import ConfigError, RequestError, UnservableError
 
-__all__ = ["blocks_needed", "fits_beside", "length_limit", "longest_servable", "require_servable"]
+__all__ = ["fits_beside", "length_limit", "longest_servable", "require_servable"]
 
 _ENDLESS = 1 << 20
 """Length limit of a model without one: every request reserves an array for its longest answer."""
 
 
-def blocks_needed(geometry: CacheGeometry, tokens: int, step_tokens: int) -> int:
-    """Most blocks that a request holds at once until `tokens` tokens are computed, at most `step_tokens` a step.
-
-    An upper bound by at most one block for each window or chunk, and one for a shared block that has to be copied.
-    """
-    total = 0
-    for table in geometry.tables:
-        if table.kind is TableKind.STATE:
-            total += table.state_blocks
-        elif table.kind is TableKind.PREFIX:
-            total += table.blocks_for(tokens)
-        else:
-            reach = (table.window - 1 if table.kind is TableKind.WINDOW else table.chunk - 1) + step_tokens
-            total += min(table.blocks_for(tokens), table.blocks_for(reach) + 1)
-    return total
-
-
-def longest_servable(geometry: CacheGeometry, blocks: int, step_tokens: int, limit: int) -> int:
+def longest_servable(geometry: CacheGeometry, blocks: int, limit: int) -> int:
     """Most tokens, up to `limit`, of a request that has the pool of `blocks` blocks to itself; 0 if not even one."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if blocks_needed(geometry, middle, step_tokens) <= blocks:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_right(range(1, limit + 1), blocks, key=geometry.peak_blocks)
 
 
 def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | None) -> int:
@@ -60,9 +38,9 @@ def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | No
     limit = min(wished, default=_ENDLESS)
     if not config.chunked_prefill:
         limit = min(limit, config.max_batched_tokens - config.max_running)
-    fits = longest_servable(cache.geometry, cache.config.blocks, 1, limit)
+    fits = longest_servable(cache.geometry, cache.config.blocks, limit)
     if fits < 2:
-        need = blocks_needed(cache.geometry, 2, 1) * cache.geometry.block_bytes
+        need = cache.geometry.peak_blocks(2) * cache.geometry.block_bytes
         raise ConfigError(
             f"the memory for the cache holds {cache.config.blocks} blocks of {cache.geometry.block_bytes} bytes, and "
             f"one short request needs {need} bytes; raise --memory"
@@ -75,9 +53,7 @@ def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | No
     return fits
 
 
-def fits_beside(
-    cache: PrefixCache, running: Sequence[tuple[int, int, int]], known: int, hit: int, step_tokens: int
-) -> bool:
+def fits_beside(cache: PrefixCache, running: Sequence[tuple[int, int]], known: int, hit: int) -> bool:
     """Whether the known tokens of a request and of all that run fit into the pool.
 
     Shared prefixes are counted once, as if all running requests shared one. Where that is too hopeful, somebody gives
@@ -85,21 +61,20 @@ def fits_beside(
 
     Args:
         cache: The cache.
-        running: Known tokens, computed tokens and tokens of the hit of each running request.
+        running: Known tokens and tokens of the hit of each running request.
         known: Tokens of the request.
         hit: Tokens that it would reuse.
-        step_tokens: Most tokens computed in one step.
     """
     geometry = cache.geometry
 
     def shared(tokens: int) -> int:
         return sum(tokens // table.span for table in geometry.prefix_tables)
 
-    def own(known: int, computed: int, hit: int) -> int:
-        return blocks_needed(geometry, known, min(known - computed, step_tokens)) - shared(hit)
+    def own(known: int, hit: int) -> int:
+        return sum(table.most_blocks(known) for table in geometry.tables) - shared(hit)
 
-    need = own(known, hit, hit) + sum(own(*request) + 1 for request in running)
-    return need + shared(max([hit, *(h for _, _, h in running)])) <= cache.config.blocks
+    need = own(known, hit) + sum(own(*request) + 1 for request in running)  # one more: a shared block that is copied
+    return need + shared(max([hit, *(h for _, h in running)])) <= cache.config.blocks
 
 
 def require_servable(request: GenerationRequest, cache: PrefixCache, vocabulary: int, max_model_len: int) -> None:
@@ -131,7 +106,7 @@ def require_servable(request: GenerationRequest, cache: PrefixCache, vocabulary:
     if lowest < 0 or highest >= vocabulary:
         bad = lowest if lowest < 0 else highest
         raise RequestError(f"token {bad} is not in the vocabulary of {vocabulary} tokens", "prompt", "invalid_token")
-    needed = blocks_needed(cache.geometry, length + request.max_tokens, 1)
+    needed = cache.geometry.peak_blocks(length + request.max_tokens)
     if needed > cache.config.blocks:
         raise UnservableError(
             f"the request needs {needed} blocks and the pool has {cache.config.blocks}; shorten the prompt, "

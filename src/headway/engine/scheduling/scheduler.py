@@ -292,8 +292,8 @@ class Scheduler:
         if request.refused_epoch == self._epoch:
             return False
         request.hit = hit = self.cache.lookup(self._prompt(request))
-        held = [(r.known, r.computed, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        fits = fits_beside(self.cache, held, request.known, hit.tokens, self._config.max_batched_tokens)
+        held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
+        fits = fits_beside(self.cache, held, request.known, hit.tokens)
         request.refused_epoch = None if fits else self._epoch
         return fits
 

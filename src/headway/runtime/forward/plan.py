@@ -92,7 +92,7 @@ class TokenPlan:
     def _plan_reads(self, held: NDArray[np.int32], starts: Int64s, stop: Int64s) -> None:
         """Columns are indices in the order of what this rank stores; a table of one shard stores every position."""
         table, rank, size = self._table, self._rank, self._table.block_tokens
-        first = _first_needed(table, starts)
+        first = table.first_needed(starts)
         base = first // size * size
         local_stop = table.local_length(stop, rank)
         # A rank may hold nothing of any row; a column that no query sees spares the model a tensor without elements.
@@ -170,15 +170,6 @@ class TokenPlan:
         elif self._table.kind is TableKind.CHUNK:
             seen &= key >= query // self._table.chunk * self._table.chunk
         return seen[:, None]
-
-
-def _first_needed(table: TableGeometry, starts: Int64s) -> Int64s:
-    """`table.first_needed` of every start."""
-    if table.kind is TableKind.WINDOW:
-        return np.minimum(starts, np.maximum(0, starts - table.window + 1))
-    if table.kind is TableKind.CHUNK:
-        return starts // table.chunk * table.chunk
-    return np.zeros_like(starts)
 
 
 @dataclass(frozen=True)
