@@ -14,7 +14,7 @@ from headway.sizes import parse_bytes
 __all__ = ["EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
 
 EXECUTORS = ("auto", "local", "processes", "ray")
-"""Who computes: this process, one process a rank on this machine, or one Ray actor a rank on any machines."""
+"""Who computes: this process, one process per rank on this machine, or one Ray actor per rank on any machines."""
 ON_RANK_FAILURE = ("restart", "exit")
 """What the engine does when it has lost a rank."""
 

@@ -30,9 +30,9 @@ class StepWork(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         step: What the cache granted: rows, starts, counts, copies before and exports after.
         tables: The cache's block tables; row `step.rows[i]` belongs to row i of the step.
-        tokens: One int32 array a row of the step, its known tokens at [start, start + count). Where they are fewer than
-            the count, the rest is room for a draft, which the executor makes itself.
-        samples: One a row of the step: how to choose the next token, or None where none is wanted yet.
+        tokens: One int32 array per row of the step, its known tokens at [start, start + count). Where they are fewer
+            than the count, the rest is room for a draft, which the executor makes itself.
+        samples: One per row of the step: how to choose the next token, or None where none is wanted yet.
         following: int64 [rows of the step], the token at start + count where it is known, else -1; for drafters whose
             entries depend on it. None for an executor without a drafter.
         leases: int64 [rows of the step], a number that each row's lease keeps from step to step, where `step.rows` are
@@ -51,7 +51,7 @@ class Executor(Protocol):
     """Something that computes steps, one at a time."""
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
-        """Copy, compute, export and sample, in this order. Returns one record a row of the step.
+        """Copy, compute, export and sample, in this order. Returns one record per row of the step.
 
         Raises:
             RanksLostError: The step failed, and what all blocks hold is lost: only `restart` helps.

@@ -118,7 +118,7 @@ class Delta:
     Attributes:
         text: Text that can be shown now; empty while a character or a possible stop string is unfinished.
         tokens: The tokens of the step.
-        logprobs: One a token where they were asked for.
+        logprobs: One per token where they were asked for.
         result: How the request ended, in the last delta only.
     """
 

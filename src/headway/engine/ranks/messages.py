@@ -1,4 +1,4 @@
-"""What the driver and its ranks say to each other: one record a message, as bytes.
+"""What the driver and its ranks say to each other: one record per message, as bytes.
 
 The driver sends `Load`, `Prepare` and, for each step, a `StepWork` without what no rank reads (`compact`). A rank
 answers each with an `Answer`. Messages are MessagePack of these very records, arrays as their dtype, shape and bytes: a

@@ -1,4 +1,4 @@
-"""One process a rank, on this machine.
+"""One process per rank, on this machine.
 
 Each rank is a fresh interpreter with a socket pair to the driver: an end that closes says at once that the other is
 gone. The driver's end limits how long it waits for a rank to take a message. A rank leaves as soon as its driver does,

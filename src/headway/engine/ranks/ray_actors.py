@@ -1,4 +1,4 @@
-"""One Ray actor a rank, on any machines of a Ray cluster.
+"""One Ray actor per rank, on any machines of a Ray cluster.
 
 A placement group keeps a place for every rank, all or none, so that a cluster that is too small is told at start and
 not in the middle. Ray moves the messages; what is in them is ours (`headway.engine.ranks.messages`). The ranks form

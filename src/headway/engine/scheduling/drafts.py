@@ -1,6 +1,6 @@
 """How many tokens each answering request drafts in the next step.
 
-The budget is that of DSpark, for any drafter: the most tokens a second that can be expected, from what drafts of
+The budget is that of DSpark, for any drafter: the most tokens per second that can be expected, from what drafts of
 *earlier* steps say about each request (`RunningRequest.survival`), never from the draft at hand, which would bend the
 distribution of sampled answers. Two things are this engine's own:
 
@@ -41,7 +41,7 @@ class StepCosts:
 
     Attributes:
         rows: int64 [r], numbers of rows measured, ascending.
-        counts: int64 [c], numbers of tokens a row measured, ascending.
+        counts: int64 [c], numbers of tokens per row measured, ascending.
         seconds: float [r, c], of one forward.
         draft: float [r], seconds of one draft for so many rows.
     """
@@ -113,7 +113,7 @@ class DraftPlanner:
         return min(self.most, max(0, len(request.tokens) - request.known - 1))
 
     def _best(self, widths: Sequence[int], pending: Int64s, room: Int64s, expected: Floats) -> int:
-        """The width of the most tokens a second; the narrowest of equals."""
+        """The width of the most tokens per second; the narrowest of equals."""
         rates = {w: self._rate(pending, _drafts(w, pending, room), expected) for w in widths}
         return max(rates, key=lambda width: (rates[width], -width), default=1)
 

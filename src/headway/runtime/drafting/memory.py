@@ -81,7 +81,7 @@ class DraftMemory:
         """Plan to read the first entries of some sequences.
 
         Args:
-            tables: One int32 [rows, width] array a block table of the geometry.
+            tables: One int32 [rows, width] array per block table of the geometry.
             lengths: int64 [rows], entries of each.
         """
         columns = int(lengths.max())

@@ -16,9 +16,9 @@ not writing back: it costs neither memory nor a copy. Computing again costs no f
 forward of 8 tokens of the built-in model takes 1.2 times as long as one of 1 token on a CPU, and on a GPU, where
 decoding waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.scheduling.drafts`).
 
-Rejected: one state a drafted token (3.0 GB a request for Kimi-K3 with 7 drafts) and a log of corrections (needs kernels
-that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored after a
-rejection and replayed at once: a state a request in scratch memory, and a second forward in nearly every step.
+Rejected: one state per drafted token (3.0 GB per request for Kimi-K3 with 7 drafts) and a log of corrections (needs
+kernels that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored
+after a rejection and replayed at once: a state per request in scratch memory, and a second forward in nearly every step.
 
 So no state with a rejected token in it is ever in a block, and the cache, which publishes what is committed, cannot
 publish one.
@@ -97,15 +97,15 @@ class Speculator:
         Args:
             step: What the cache granted.
             tables: The cache's block tables.
-            tokens: One int32 array a row of the step, its known tokens from `starts` on. Where they are fewer than the
-                row was granted, the rest is room for a draft.
-            asks: One a row: how to choose its next tokens, or None where none is wanted yet.
-            following: int64, one a row: the token behind those of the step where it is known already, else -1.
-            leases: int64, one a row: a number of its own that its lease keeps from step to step; the step's rows if not
-                given.
+            tokens: One int32 array per row of the step, its known tokens from `starts` on. Where they are fewer than
+                the row was granted, the rest is room for a draft.
+            asks: One per row: how to choose its next tokens, or None where none is wanted yet.
+            following: int64, one per row: the token behind those of the step where it is known already, else -1.
+            leases: int64, one per row: a number of its own that its lease keeps from step to step; the step's rows if
+                not given.
 
         Returns:
-            One record a row of the step.
+            One record per row of the step.
         """
         leases = np.asarray(step.rows) if leases is None else leases
         proposals = self._propose(step, tables, tokens, asks, leases)
@@ -125,7 +125,7 @@ class Speculator:
         asks: Sequence[SampleRow | None],
         leases: Int64s,
     ) -> list[Proposal]:
-        """One proposal a row, an empty one where there is no room for a draft."""
+        """One proposal per row, an empty one where there is no room for a draft."""
         found = [_NO_DRAFT] * len(step.rows)
         wanted: list[tuple[int, DraftRequest]] = []
         for i, (row, granted, ask) in enumerate(zip(step.rows.tolist(), step.counts.tolist(), asks, strict=True)):

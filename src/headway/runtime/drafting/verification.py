@@ -24,11 +24,11 @@ def verify(
     Args:
         rule: How drafts of sampled answers are judged.
         logits: One float32 [tokens, vocab] a row; the last k + 1 belong to a draft of k tokens.
-        asks: One a row: its prompt and answer so far, and how to choose.
-        proposals: One a row; an empty one where there is no draft.
+        asks: One per row: its prompt and answer so far, and how to choose.
+        proposals: One per row; an empty one where there is no draft.
 
     Returns:
-        One a row: accepted drafts and one token more, or fewer where one of them ends the answer. What is kept of the
+        One per row: accepted drafts and one token more, or fewer where one of them ends the answer. What is kept of the
         row, and its draft, are for the caller to fill in.
     """
     found: list[RowAnswer | None] = [None] * len(asks)

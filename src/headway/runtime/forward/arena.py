@@ -1,4 +1,4 @@
-"""One byte tensor a rank, and typed views into it.
+"""One byte tensor per rank, and typed views into it.
 
 Every layer kind reads and writes the same bytes: a block of attention entries today holds a piece of a recurrent state
 tomorrow. So nothing may be assumed about a byte that was not written under the block's present use; it may well read as

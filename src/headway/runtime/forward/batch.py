@@ -52,7 +52,7 @@ class RunBatch:
         tokens: int [sum(counts)], the token ids of all rows, one row after another.
         starts: int64 [n], the position of each row's first token: that many earlier tokens are in its blocks.
         counts: int64 [n], tokens to compute, at least 1 each.
-        tables: one int32 [n, width] array a block table of the geometry, row i belonging to row i of the batch; -1
+        tables: one int32 [n, width] array per block table of the geometry, row i belonging to row i of the batch; -1
             where no block is held. Of a state table the first `state_blocks` columns are the running state.
         fresh: bool [n], True where the recurrent state starts from zeros instead of being read (start 0).
         copies: int32 [k, 2], whole blocks (source, destination) to copy before anything is computed. All sources are
@@ -97,7 +97,7 @@ class RunResult:
 
     Attributes:
         logits: float32 [n, vocab], those that follow each row's last token, on the model's device.
-        all_logits: one float32 [counts[i], vocab] tensor a row where it was asked for (its row j follows the row's
+        all_logits: one float32 [counts[i], vocab] tensor per row where it was asked for (its row j follows the row's
             token j), else None.
     """
 
@@ -116,7 +116,7 @@ def batch_of(
     Args:
         step: What `PrefixCache.extend` granted.
         tables: `PrefixCache.tables`.
-        tokens: One int array a row of the step: the token ids at positions [start, start + count). Rows that were
+        tokens: One int array per row of the step: the token ids at positions [start, start + count). Rows that were
             granted nothing are left out of the batch; theirs are not read.
         all_logits: bool [rows of the step], rows whose logits at every position are wanted.
 

@@ -183,7 +183,7 @@ class ForwardPlan:
         tokens: int64 [n, count], on the device.
         positions: int64 [n, count], on the device.
         starts: int64 [n], position of each row's first token.
-        tables: One plan a token-indexed table, by the table's number.
+        tables: One plan per token-indexed table, by the table's number.
         states: int64 [n, state_blocks] blocks of the running states, on the device; None without states.
     """
 

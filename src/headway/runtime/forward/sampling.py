@@ -2,7 +2,7 @@
 
 The random number of a token depends on its request's seed and on how many tokens it has answered, on nothing else. So
 the same request gives the same tokens whatever runs beside it, and a preempted one goes on as if it had never stopped.
-Rejected: one generator a request, whose state would have to survive preemption and a restart.
+Rejected: one generator per request, whose state would have to survive preemption and a restart.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sampled:
 
     Attributes:
         tokens: int32 [n].
-        logprobs: One record a row that asked for it, else None.
+        logprobs: One record per row that asked for it, else None.
     """
 
     tokens: Int32s
@@ -51,7 +51,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
 
     Args:
         logits: float32 [n, vocab]. Not changed.
-        rows: One record a row.
+        rows: One record per row.
     """
     shaped = _shape(logits, rows)
     tokens = shaped.argmax(dim=-1)
@@ -116,7 +116,7 @@ def distributions(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
 
     Args:
         logits: float32 [n, vocab]. Not changed.
-        rows: One record a row. A greedy row has all its probability on one token.
+        rows: One record per row. A greedy row has all its probability on one token.
 
     Returns:
         float32 [n, vocab]; each row adds up to 1.
@@ -167,7 +167,7 @@ def uniform(seed: int, step: int, stream: Stream = Stream.TOKEN, offset: int = 0
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Sample one token a row, int64 [n]: one uniform number a row, looked up in the cut distribution's running sum."""
+    """Sample one token per row, int64 [n]: a uniform number each, looked up in the cut distribution's running sum."""
     kept, ids = _cut(logits, [row.params for row in rows])
     numbers = torch.tensor([uniform(row.seed, len(row.output)) for row in rows], device=logits.device)
     return ids.gather(1, draw(kept, numbers)[:, None])[:, 0]

@@ -50,7 +50,7 @@ _choice = _Choice()
 
 @contextmanager
 def short_chunks(model: PreTrainedModel, tokens: int) -> Iterator[None]:
-    """Let a forward of `tokens` tokens a row, in this thread, use the recurrent form where that is faster."""
+    """Let a forward of `tokens` tokens per row, in this thread, use the recurrent form where that is faster."""
     if not 1 < tokens <= MOST_TOKENS or model.device.type != "cpu":
         yield
         return

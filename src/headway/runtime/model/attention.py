@@ -2,7 +2,7 @@
 
 transformers builds no mask for an attention function it knows no mask for, and hands the function the layer, its
 queries, and the keys and values that the layer's cache returned. That cache is ours, so what each query may see follows
-from the block tables alone, exactly, for every layer kind, for ragged batches, and without one mask function a model.
+from the block tables alone, exactly, for every layer kind, for ragged batches, and without one mask function per model.
 The models' own masks remain the independent reference that `headway.runtime.selfcheck` compares with.
 """
 
@@ -32,7 +32,7 @@ class Scores:
     Attributes:
         scale: Factor of the scores.
         softcap: Scores become softcap * tanh(scores / softcap); None for no cap.
-        sinks: [heads], a score a head that takes part in the softmax and carries no value; None without sinks.
+        sinks: [heads], a score per head that takes part in the softmax and carries no value; None without sinks.
     """
 
     scale: float

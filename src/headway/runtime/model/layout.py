@@ -3,8 +3,8 @@
 A *field* is one tensor that a layer keeps: a token's keys or values, or one of its states. Fields of the layers of one
 kind lie one after another in the bytes of their group; this module says where, and nothing here touches a tensor.
 
-In a block, a token group's region holds one sub-region a field, `[block_tokens, *shape]`, and not one record a token:
-so a layer's history is read as whole runs of a block, and a field of any dtype is aligned as long as the block is.
+In a block, a token group's region holds one sub-region per field, `[block_tokens, *shape]`, and not one record per
+token: so a layer's history is read as whole runs of a block, and a field of any dtype is aligned as long as the block is.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ModelLayout:
 
     Attributes:
         model: How the model calls itself (its class).
-        layers: One record a layer.
+        layers: One record per layer.
         groups: The cache groups, token-indexed ones first.
         dtype: Type of the weights.
         vocab_size: Width of the logits.

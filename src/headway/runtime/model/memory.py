@@ -65,7 +65,7 @@ def blocks_that_fit(memory: int, geometry: CacheGeometry) -> int:
     """Blocks whose arena takes at most `memory` bytes on one rank.
 
     Raises:
-        ConfigError: Not even one sequence of one block a table and a state fits.
+        ConfigError: Not even one sequence of one block per table and a state fits.
     """
     blocks = memory // row_bytes(geometry)
     least = sum(table.state_blocks or 1 for table in geometry.tables)

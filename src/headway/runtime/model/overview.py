@@ -131,7 +131,7 @@ def inspection_of(
     block_tokens: int = 16,
     checkpoint_alignment: int = 1,
 ) -> Inspection:
-    """Place a layout in `memory` bytes a rank.
+    """Place a layout in `memory` bytes per rank.
 
     Raises:
         ConfigError: Sizes that do not go together, or too little memory.

@@ -99,7 +99,7 @@ def merge(parts: Partial, sinks: torch.Tensor | None = None) -> torch.Tensor:
 
     Args:
         parts: `out` [ranks, rows, heads, queries, value width] and `lse` [ranks, rows, heads, queries].
-        sinks: [heads], a score a head that takes part in the softmax and carries no value.
+        sinks: [heads], a score per head that takes part in the softmax and carries no value.
 
     Returns:
         float32 [rows, heads, queries, value width]; 0 where a query sees nothing of any part.
