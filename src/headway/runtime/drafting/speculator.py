@@ -18,7 +18,8 @@ decoding waits for the weights, less. Pending tokens are bounded by the schedule
 
 Rejected: one state per drafted token (3.0 GB per request for Kimi-K3 with 7 drafts) and a log of corrections (needs
 kernels that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored
-after a rejection and replayed at once: a state per request in scratch memory, and a second forward in nearly every step.
+after a rejection and replayed at once: a state per request in scratch memory, and a second forward in nearly every
+step.
 
 So no state with a rejected token in it is ever in a block, and the cache, which publishes what is committed, cannot
 publish one.

@@ -4,7 +4,8 @@ A *field* is one tensor that a layer keeps: a token's keys or values, or one of 
 kind lie one after another in the bytes of their group; this module says where, and nothing here touches a tensor.
 
 In a block, a token group's region holds one sub-region per field, `[block_tokens, *shape]`, and not one record per
-token: so a layer's history is read as whole runs of a block, and a field of any dtype is aligned as long as the block is.
+token: so a layer's history is read as whole runs of a block, and a field of any dtype is aligned as long as the block
+is.
 """
 
 from __future__ import annotations
