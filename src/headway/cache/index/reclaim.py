@@ -10,13 +10,14 @@ exhausted pool is not searched, and what is promised is found: in the queue of w
 paths of running leases behind what those leases use.
 
 What went stays known for a while (tokens only): so a miss can be explained, and it is seen where traffic parts. The
-oldest of it is forgotten when all that is known takes more than so many bytes.
+oldest of it is forgotten when all that is known takes more than so many tokens or bytes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
 from headway.cache.index.pins import Pins
@@ -49,9 +50,9 @@ class Reclaimer:
         cost: ComputeCost,
         clock: Callable[[], float],
         pin_share: float,
-        history: tuple[int, int],
+        limits: tuple[int, int],
     ) -> None:
-        """Make room in `pool` by moving resident ends of `tree` back; `history`: most tokens and bytes known."""
+        """Make room in `pool` by moving resident ends of `tree` back; `limits`: most tokens and bytes known."""
         self._tree = tree
         self._pool = pool
         self._residency = residency
@@ -63,7 +64,12 @@ class Reclaimer:
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, policy)
         self.pins = Pins(tree, pool, share=pin_share, clock=clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
-        self._history_tokens, self._history_bytes = history
+        self._most_tokens, self._most_bytes = limits
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What was written; the queue asks this object again."""
+        vars(self).update(state)
+        self.queue.describe = self._candidate
 
     # ---- eviction
 
@@ -91,9 +97,7 @@ class Reclaimer:
         edge, now = item.edge, self._usage.ticks
         keep, blocks = self._fallback(item, 1), item.blocks
         if edge.marks[-1] == item.position and edge.idle and keep < item.position:
-            blocks = max(
-                1, blocks + self._residency.would_free(edge, keep)
-            )  # 0: it is in the way of those that do free
+            blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
         idle = now - item.used
@@ -183,17 +187,27 @@ class Reclaimer:
             self._history[edge] = None
         return False
 
-    def trim_history(self) -> None:
-        """Forget the oldest ghosts while too much is known."""
-        while self._history and (self._tree.tokens > self._history_tokens or self._tree.nbytes > self._history_bytes):
-            edge, _ = self._history.popitem(last=False)
-            parent = edge.parent
-            if edge.children or edge.busy or parent is None:
-                continue
-            gone = self._cut(edge, edge.resident)
-            if gone and parent.parent is not None and not parent.children and parent.end > parent.resident:
-                self._history[parent] = None
-                self._history.move_to_end(parent, last=False)
+    def keep_limits(self) -> None:
+        """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
+        while self._tree.tokens > self._most_tokens and self._history:
+            self._forget_oldest()
+        while self._tree.nbytes > self._most_bytes:
+            if self._history:
+                self._forget_oldest()
+            elif (victim := self.queue.pop()) is not None:
+                self._evict(*victim, 1)
+            else:
+                return
+
+    def _forget_oldest(self) -> None:
+        edge, _ = self._history.popitem(last=False)
+        parent = edge.parent
+        if edge.children or edge.busy or parent is None:
+            return
+        gone = self._cut(edge, edge.resident)
+        if gone and parent.parent is not None and not parent.children and parent.end > parent.resident:
+            self._history[parent] = None
+            self._history.move_to_end(parent, last=False)
 
     def _cut(self, edge: Edge, keep: int) -> bool:
         gone = self._tree.cut(edge, keep)
