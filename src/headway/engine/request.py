@@ -244,7 +244,7 @@ class RunningRequest:
         made, asked = self._prompt, self.request
         if made is None or made.namespace != namespace or len(made.tokens) != self.known:
             made = self._prompt = Prompt(
-                self.tokens[: self.known].copy(),
+                self.tokens[: self.known],
                 namespace=namespace,
                 boundaries=asked.boundaries,
                 breakpoints=asked.breakpoints,
