@@ -157,7 +157,7 @@ class RunningRequest:
         survival: float32 [most drafts], chance that so many tokens of a draft are accepted, as of earlier steps.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
-        hit: What the cache found for it when it was last asked, until its lease begins.
+        hit: What the cache knows of its prompt, from when it was found to fit until its lease begins.
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
     """
 

@@ -291,10 +291,10 @@ class Scheduler:
             return False
         if request.refused_epoch == self._epoch:
             return False
-        request.hit = hit = self.cache.lookup(self._prompt(request))
+        hit = self.cache.lookup(self._prompt(request))
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
         fits = fits_beside(self.cache, held, request.known, hit.tokens)
-        request.refused_epoch = None if fits else self._epoch
+        request.hit, request.refused_epoch = (hit, None) if fits else (None, self._epoch)
         return fits
 
     def _prompt(self, request: RunningRequest) -> Prompt:
