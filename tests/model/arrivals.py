@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tests.model.lives import Live, Lives
+from tests.model.lives import Live
 from tests.model.oracle import due_positions
 from tests.model.shadow import Lane, first_needed
+from tests.model.wishes import Wishes
 from tests.model.worlds import Plan, Probe
 
 from headway.cache import Media, Prompt, Reason, TableKind
@@ -22,7 +23,7 @@ _BEGIN = 1
 
 
 @dataclass
-class Arrivals(Lives):
+class Arrivals(Wishes):
     """What happens before the first step of a request."""
 
     def start(self, plan: Plan) -> Live | None:
@@ -37,6 +38,7 @@ class Arrivals(Lives):
             boundaries=tuple(sorted({max(1, n * e // 1000) for e in plan.edges})),
             breakpoints=tuple(sorted({max(1, n * m // 1000) for m in plan.marks})),
             pin=n * plan.pin // 1000,
+            pin_seconds=plan.pin_seconds,
             no_store=plan.no_store,
         )
         return self._admit(prompt, plan.flavour)
@@ -81,6 +83,8 @@ class Arrivals(Lives):
         assert lane.row not in {live.row for live in self.lives}, "two leases in one row"
         live = Live(lease, prompt.namespace, list(tokens), len(tokens), not prompt.no_store, flavour, due, lane)
         self.lives.append(live)
+        self.oracle.want(path)
+        self.expect_wishes(live)
         self.check()
         return live
 
@@ -95,6 +99,7 @@ class Arrivals(Lives):
         assert (story.hit_tokens, story.matched) == (hit.tokens, hit.matched), "explain and lookup disagree"
         assert Reason.NO_ROOM not in story.reasons, "only a lease gives a hit up"
         self._judge_story(prompt, path, story)
+        self.oracle.judge_path(path, self.cache.path(prompt), hit.matched)
         assert self._pool() == before, "a lookup changed the pool"
         return hit
 
@@ -136,8 +141,14 @@ class Arrivals(Lives):
 
     def probe(self, probe: Probe) -> None:
         """Look up something that is like an earlier sequence."""
+        prompt = self.probed(probe)
+        if prompt is not None:
+            self.look(prompt)
+
+    def probed(self, probe: Probe) -> Prompt | None:
+        """The prompt of a probe, if there is an earlier sequence."""
         if not self.past:
-            return
+            return None
         namespace, tokens = self.past[probe.which % len(self.past)]
         low, high = sorted(len(tokens) * cut // 1000 for cut in probe.cuts)
         new = [100 * (probe.stream + 1) + i for i in range(probe.more)]
@@ -145,7 +156,11 @@ class Arrivals(Lives):
         tokens = tokens[: max(1, low)] + (tokens[max(1, high) :] if probe.middle else []) + new
         if probe.elsewhere:
             namespace = self.cache.namespace(salt="" if namespace else "t")
-        self.look(Prompt(np.array(tokens, dtype=np.int32), namespace=namespace))
+        return self._prompt(tokens, namespace)
+
+    @staticmethod
+    def _prompt(tokens: list[int], namespace: int, **options: Any) -> Prompt:
+        return Prompt(np.array(tokens, dtype=np.int32), namespace=namespace, **options)
 
     def _parting(self, path: list[int], matched: int) -> int:
         """Where a prompt parts from a sequence that surely is known and goes on differently; 0 for nowhere."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tests.model.arrivals import Arrivals
+from tests.model.keeping import Keeping
 from tests.model.lives import Flight, Live
 from tests.model.worlds import PIN_SECONDS
 
@@ -15,8 +15,8 @@ __all__ = ["Driver"]
 
 
 @dataclass
-class Driver(Arrivals):
-    """One world under test: requests come (`Arrivals`), compute in steps, and go."""
+class Driver(Keeping):
+    """One world under test: requests come (`Keeping`), compute in steps, and go."""
 
     # Steps.
 
@@ -193,6 +193,10 @@ class Driver(Arrivals):
                 self.oracle.must_know(lane.path, lane.computed)
         getattr(self.cache, how)(np.array([live.row], dtype=np.int64))
         self.lives.remove(live)
+        if self.objections:
+            raise self.objections[0]
+        self.judge_wishes(live, ended=True)
+        del self.outcomes[live.row]
         self.past.append((live.namespace, list(live.tokens)))
         if publish and lane.computed > lane.first and self.world.roomy:
             proved = len(live.tokens) - self.geometry.lookahead
@@ -204,18 +208,6 @@ class Driver(Arrivals):
                 assert key in self.oracle.checkpoints, f"{how} donated nothing"
         self.check()
 
-    def reset(self) -> None:
-        """Forget everything; running requests go on for themselves."""
-        report = self.cache.reset()
-        assert report.leases_detached == len(self.lives)
-        self.oracle.reset()
-        self.namespaces.clear()
-        for live in self.lives:
-            live.attached = live.publish = False
-        self.check()
-        if not self.lives:
-            assert self.cache.free_blocks == self.world.config.blocks
-
     def close(self) -> None:
         """End everything: nothing may leak."""
         self.land_all()
@@ -226,7 +218,7 @@ class Driver(Arrivals):
         assert falls.reused + sum(falls.lost.values()) == self.admitted, "the waterfall's lines do not sum up"
         assert not self.lives, [(v.row, v.flying, v.doomed) for v in self.lives]
         assert self.cache.stats().leased == 0, f"blocks are still leased and nobody runs: {self.cache.stats()}"
-        self.now += 2 * PIN_SECONDS
+        self.now += 4 * PIN_SECONDS
         assert self.cache.stats().pinned == 0, "a pin does not end"
         self.cache.check()
         self.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,14 @@ from tests.model.worlds import World
 
 from headway.cache import PrefixCache, ResidentShrunk, TableKind
 
-__all__ = ["Flight", "Live", "Lives"]
+__all__ = ["Clock", "Flight", "Live", "Lives"]
+
+logging.getLogger("headway.cache").addHandler(logging.NullHandler())
+logging.getLogger("headway.cache").propagate = False  # failing listeners are told there, and there are many
+
+
+def _fail(event: Any) -> None:
+    raise RuntimeError("this listener always fails")
 
 
 @dataclass
@@ -60,6 +68,16 @@ class Flight:
 
 
 @dataclass
+class Clock:
+    """A time that the tests set, which is copied with the cache that reads it."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
 class Lives:
     """One world under test.
 
@@ -75,7 +93,7 @@ class Lives:
     """
 
     world: World
-    now: float = 0.0
+    clock: Clock = field(default_factory=lambda: Clock())
     lives: list[Live] = field(default_factory=list)
     past: list[tuple[int, list[int]]] = field(default_factory=list)
     namespaces: set[int] = field(default_factory=set)
@@ -86,7 +104,7 @@ class Lives:
 
     def __post_init__(self) -> None:
         config = self.world.config
-        self.cache = PrefixCache(config, clock=lambda: self.now)
+        self.cache = PrefixCache(config, clock=self.clock)
         if self.world.arrays:  # take the way of large batches for small ones too
             self.cache._leases.few = 0
         self.geometry = self.cache.geometry
@@ -97,8 +115,24 @@ class Lives:
             self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept, clock=lambda: self.now
         )
         self.shadow = Shadow(self.geometry, config.blocks, self.names)
-        self.cache.subscribe(self._listen)
+        self.listen()
         self.check()
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self.clock.now
+
+    @now.setter
+    def now(self, value: float) -> None:
+        self.clock.now = value
+
+    def listen(self) -> None:
+        """Listen to the cache, among listeners that fail and one that goes away."""
+        self.cache.subscribe(_fail)
+        end = self.cache.subscribe(lambda event: end())
+        self.cache.subscribe(self._listen)
+        self.cache.subscribe(_fail)
 
     def _listen(self, event: Any) -> None:
         """Judge an event. The cache keeps to itself what listeners raise, so that waits for the next check."""
@@ -129,6 +163,8 @@ class Lives:
         assert cache.free_blocks == stats.free
         assert min(stats.free, stats.leased, stats.pinned, stats.evictable) >= 0
         assert stats.free + stats.leased + stats.pinned + stats.evictable == blocks, f"blocks are missing: {stats}"
+        assert stats.free + stats.evictable == cache.available
+        assert stats.checkpoints == len(self.oracle.checkpoints)
         assert not self.world.roomy or not self.oracle.evictions, "something was evicted from a pool that has room"
 
     def _pool(self) -> tuple[int, int, int]:

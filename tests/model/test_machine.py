@@ -123,6 +123,26 @@ class CacheMachine(RuleBasedStateMachine):
         elif rare in (2, 3):
             self.driver.now += PIN_SECONDS * 0.6
 
+    @rule(probe=probes(), what=st.sampled_from(["unpin", "forget", "namespace", "foreign"]))
+    def operate(self, probe: Probe, what: str) -> None:
+        """Lift pins, forget a part, or try a hit of another cache."""
+        if what == "unpin":
+            self.driver.unpin(probe)
+        elif what == "forget":
+            self.driver.forget(probe)
+        elif what == "foreign":
+            self.driver.refuse_a_foreign_hit(probe)
+        elif probe.more == 3:
+            self.driver.forget_namespace(probe.which)
+
+    @rule(how=st.sampled_from(["deepcopy", "pickle", "available"]))
+    def copy(self, how: str) -> None:
+        """Go on with a copy, or try on a copy what can be had."""
+        if how == "available":
+            self.driver.take_all_that_is_available()
+        else:
+            self.driver.go_on_with_a_copy(how)
+
     def teardown(self) -> None:
         if hasattr(self, "driver") and sys.exc_info()[0] is None:  # a failure on its way out says more than this
             self.driver.close()

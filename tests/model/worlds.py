@@ -115,6 +115,7 @@ def worlds(draw: st.DrawFn) -> World:
         exports_inside=draw(st.booleans()),
         max_leases=draw(st.sampled_from([1, 2, 8])),
         pin_seconds=PIN_SECONDS,
+        pin_share=draw(st.sampled_from([0.5, 0.5, 0.25, 1.0])),
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
         history_bytes=history,
         check=True,
@@ -152,6 +153,7 @@ class Plan:
         marks: Breakpoints, per mille of the prompt.
         edges: Message boundaries, per mille of the prompt.
         pin: Tokens to pin, per mille of the prompt; 0 for none.
+        pin_seconds: For how long; None for as long as the configuration says.
         no_store: Leave nothing behind.
         flavour: Which answer the model gives.
     """
@@ -166,6 +168,7 @@ class Plan:
     marks: tuple[int, ...]
     edges: tuple[int, ...]
     pin: int
+    pin_seconds: float | None
     no_store: bool
     flavour: int
 
@@ -187,7 +190,8 @@ def plans(draw: st.DrawFn) -> Plan:
         begin=draw(st.booleans()),
         marks=(draw(_SHARES),) if rare in (4, 5, 6, 7, 8) else (),
         edges=(333, 900) if rare in (9, 10) else (),
-        pin=draw(_SHARES) if rare in (11, 12) else 0,
+        pin=draw(_SHARES) if rare in (7, 8, 11, 12) else 0,
+        pin_seconds=draw(st.sampled_from([None, PIN_SECONDS / 4, 3 * PIN_SECONDS])),
         no_store=rare in (13, 14),
         flavour=draw(st.integers(0, 1)),
     )
