@@ -1,7 +1,8 @@
 """A stateful random test: the real cache beside an oracle and a shadow device.
 
 `HEADWAY_EXAMPLES` sets the number of examples (2,000 in CI), `HEADWAY_STEPS` how long each is at most. A failure prints
-the shortest steps found that lead to it, and the `HEADWAY_SEED` with which to run it again.
+the shortest steps found that lead to it (the first found, with `HEADWAY_SHRINK=0`), and the `HEADWAY_SEED` with which to
+run it again. `make slow` tries 20,000.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 import sys
 
 import pytest
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tests.model.driver import Driver
@@ -24,6 +25,8 @@ PARTS = 4
 SEED = int(os.environ.get("HEADWAY_SEED", random.SystemRandom().randrange(2**32)))
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "2000"))
 STEPS = int(os.environ.get("HEADWAY_STEPS", "50"))
+SLOW_EXAMPLES = int(os.environ.get("HEADWAY_SLOW_EXAMPLES", "20000"))
+PHASES = (Phase.generate,) if os.environ.get("HEADWAY_SHRINK") == "0" else (Phase.generate, Phase.shrink)
 
 _CHUNKS = st.lists(st.sampled_from([1, 2, 3, 4, 6, 9, 64]), min_size=1, max_size=3)
 _COUNTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
@@ -151,14 +154,28 @@ class CacheMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(1700)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_cache_beside_oracle_and_device(part: int) -> None:
-    number = SEED + part
+    search(SEED + part, -(-EXAMPLES // PARTS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_cache_beside_oracle_and_device_for_long(part: int) -> None:
+    number = SEED + PARTS + part
+    print(f"seed {number}")
+    search(number, -(-SLOW_EXAMPLES // PARTS))
+
+
+def search(number: int, examples: int) -> None:
+    """Try random runs, from one seed."""
     machine = type("CacheMachine", (CacheMachine,), {})
     try:
         run_state_machine_as_test(
             seed(number)(machine),
             settings=settings(
-                max_examples=-(-EXAMPLES // PARTS),
+                max_examples=examples,
                 stateful_step_count=STEPS,
+                phases=PHASES,
                 deadline=None,
                 database=None,
                 print_blob=True,
@@ -166,7 +183,6 @@ def test_cache_beside_oracle_and_device(part: int) -> None:
             ),
         )
     except BaseException as error:
-        error.add_note(
-            f"To run it again: HEADWAY_SEED={number} HEADWAY_EXAMPLES={EXAMPLES} pytest tests/model -k 'device and 0'"
-        )
+        again = f"HEADWAY_SEED={number} HEADWAY_EXAMPLES={PARTS * examples}"
+        error.add_note(f"To run it again: {again} pytest tests/model -k 'device and 0'")
         raise
