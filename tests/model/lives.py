@@ -163,7 +163,8 @@ class Lives:
         assert cache.free_blocks == stats.free
         assert min(stats.free, stats.leased, stats.pinned, stats.evictable) >= 0
         assert stats.free + stats.leased + stats.pinned + stats.evictable == blocks, f"blocks are missing: {stats}"
-        assert stats.free + stats.evictable == cache.available
+        kept_twice = stats.free + stats.evictable - cache.available
+        assert kept_twice == 0 or (kept_twice > 0 and len(self.geometry.prefix_tables) > 1), f"{cache.available} {stats}"
         assert stats.checkpoints == len(self.oracle.checkpoints)
         assert not self.world.roomy or not self.oracle.evictions, "something was evicted from a pool that has room"
 

@@ -22,6 +22,10 @@ from headway.cache import Reason
 __all__ = ["Names", "Oracle", "due_positions"]
 
 
+_LITTLE = 5.0
+"""Seconds: the time of a cache goes on by itself while it is written and read again. The tests' own goes in leaps."""
+
+
 class Names:
     """Numbers for exact prefixes: equal numbers, equal namespace and tokens."""
 
@@ -332,7 +336,7 @@ class _Judge:
         if told.cause != "evicted" or (oracle.tails and told.position != loss.stop):
             return f"{told} is not about {loss.stop}"
         right = {(gone[key].kind, oracle.clock() - gone[key].when) for key in keys}
-        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < 1e-6]
+        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < _LITTLE]
         return "" if found else f"told is {told}, right is one of {right}"
 
     def _state_never_taken(self, loss: Any) -> str:

@@ -191,7 +191,7 @@ def plans(draw: st.DrawFn) -> Plan:
         marks=(draw(_SHARES),) if rare in (4, 5, 6, 7, 8) else (),
         edges=(333, 900) if rare in (9, 10) else (),
         pin=draw(_SHARES) if rare in (7, 8, 11, 12) else 0,
-        pin_seconds=draw(st.sampled_from([None, PIN_SECONDS / 4, 3 * PIN_SECONDS])),
+        pin_seconds=draw(st.sampled_from([None, PIN_SECONDS / 4, 2.9 * PIN_SECONDS])),
         no_store=rare in (13, 14),
         flavour=draw(st.integers(0, 1)),
     )
