@@ -35,6 +35,7 @@ from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.tree import NAMESPACE_BYTES
 from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
@@ -83,6 +84,8 @@ class CacheStats:
         leases: Running leases.
         checkpoints: Checkpoints kept.
         counters: Events by kind of placement.
+        bookkeeping_bytes: Memory of this process that the cache takes, an estimate from above.
+        bookkeeping_limit: What it can take at most with the leases of now.
     """
 
     blocks: int
@@ -93,6 +96,8 @@ class CacheStats:
     leases: int
     checkpoints: int
     counters: Counters
+    bookkeeping_bytes: int
+    bookkeeping_limit: int
 
 
 _SAVED = b"headway prefix cache 1\n"
@@ -101,7 +106,7 @@ _READABLE = {
     "builtins": {"set", "frozenset"},
     "collections": {"OrderedDict", "deque"},
     "copyreg": {"_reconstructor"},
-    "numpy": {"dtype", "ndarray"},
+    "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
     "time": {"monotonic"},
 }
 """Names of other modules that a saved cache may hold."""
@@ -111,9 +116,11 @@ class _Reader(pickle.Unpickler):
     """Reads what a saved cache consists of, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        arrays = module.startswith("numpy.") and name in ("_reconstruct", "_frombuffer", "scalar")
-        if arrays or module.startswith("headway.cache.") or name in _READABLE.get(module, ()):
-            return super().find_class(module, name)
+        plain = name in _READABLE.get(module, ()) or (module.startswith("numpy.") and name in _READABLE["numpy"])
+        if plain or (module.startswith("headway.cache.") and "." not in name):
+            found = super().find_class(module, name)
+            if plain or (isinstance(found, type) and found.__module__ == module):
+                return found
         raise ConfigError(f"{module}.{name} cannot be part of a saved cache: only plain values and our own classes can")
 
 
@@ -149,7 +156,7 @@ class PrefixCache(Guarded):
             cost=config.cost,
             clock=self._clock,
             pin_share=config.pin_share,
-            history=config.history_limits(),
+            limits=config.limits(),
         )
         parts = (self.geometry, self._pool, self._leases, self._index)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
@@ -473,6 +480,7 @@ class PrefixCache(Guarded):
         """Memory and events. O(1); with pins, one pass over the counts of the pool."""
         self._index.reclaim.expire_pins()
         pool = self._pool
+        fixed = pool.nbytes + self._leases.nbytes + _NAMESPACES_KEPT * NAMESPACE_BYTES
         pinned = int(((pool.pins > 0) & (pool.users == pool.pins)).sum()) if pool.pinned else 0
         return CacheStats(
             blocks=pool.blocks,
@@ -483,6 +491,8 @@ class PrefixCache(Guarded):
             leases=self.leases,
             checkpoints=self._index.residency.checkpoints,
             counters=self._index.usage.counters.copy(),
+            bookkeeping_bytes=fixed + self._symbols.nbytes + self._index.tree.nbytes,
+            bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self.config.limits()[1]),
         )
 
     # ---- copies
