@@ -6,7 +6,7 @@ from headway.cache import CacheConfig, FullAttention, PrefixCache, Prompt
 
 
 def test_namespaces_behind_which_nothing_is_known_are_forgotten() -> None:
-    cache = PrefixCache(CacheConfig([FullAttention("attention", 8)], blocks=16, block_tokens=4, history_bytes=0))
+    cache = PrefixCache(CacheConfig([FullAttention("attention", 8)], blocks=16, block_tokens=4, history_tokens=0))
     tokens = np.arange(40, dtype=np.int32)
     for i in range(3000):
         lease = cache.lease(Prompt(tokens, namespace=cache.namespace(salt=f"client {i}")))

@@ -214,7 +214,7 @@ def test_of_every_kind_that_went_the_deepest_counts_as_wanted() -> None:
 def test_a_checkpoint_does_not_go_on_with_the_uses_of_another_prompt() -> None:
     """A's checkpoint behind the common ten tokens was used twice and went; B takes one of its own as deep as that."""
     policy = Oldest()
-    engine = Engine.of(ATTENTION, STATE, blocks=40, eviction=policy, history_bytes=0, placement=("prompt_end",))
+    engine = Engine.of(ATTENTION, STATE, blocks=40, eviction=policy, history_tokens=0, placement=("prompt_end",))
     engine.run(tokens((1, 10), (2, 31)), pin=10)
     assert [engine.run(tokens((1, 10), (2, 31))) for _ in range(2)] == [40, 40]
     for stream in range(10, 22):

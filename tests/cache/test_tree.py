@@ -115,7 +115,7 @@ def test_a_path_says_what_is_kept_what_went_and_who_runs() -> None:
 
 def test_history_is_bounded_and_the_oldest_goes_first() -> None:
     """A ghost of 200 tokens takes 2,000 bytes; 12,000 bytes hold five and the one that is kept."""
-    engine = Engine.of(ATTENTION, blocks=50, history_bytes=12_000)
+    engine = Engine.of(ATTENTION, blocks=50, history_tokens=1_200)
     for stream in range(1, 21):
         engine.run(tokens((10 * stream, 200)))
     known = [stream for stream in range(1, 21) if path(engine, tokens((10 * stream, 200))).matched]
@@ -124,7 +124,7 @@ def test_history_is_bounded_and_the_oldest_goes_first() -> None:
 
 
 def test_a_trunk_is_forgotten_when_its_branches_are() -> None:
-    engine = Engine.of(ATTENTION, blocks=50, history_bytes=0)
+    engine = Engine.of(ATTENTION, blocks=50, history_tokens=0)
     for stream in (2, 3, 4):
         engine.run(tokens((1, 100), (10 * stream, 100)))
     engine.run(tokens((50, 200)))
@@ -134,7 +134,7 @@ def test_a_trunk_is_forgotten_when_its_branches_are() -> None:
 
 
 def test_what_runs_is_not_forgotten() -> None:
-    engine = Engine.of(ATTENTION, blocks=100, history_bytes=0)
+    engine = Engine.of(ATTENTION, blocks=100, history_tokens=0)
     engine.run(tokens((1, 100)))
     lease = engine.start(tokens((1, 100), (2, 100)))
     for stream in range(5, 10):

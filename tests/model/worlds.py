@@ -103,7 +103,7 @@ def worlds(draw: st.DrawFn) -> World:
     while not _fits(groups, layout, block_tokens):
         block_tokens *= 2
     roomy = draw(st.integers(0, 2)) == 0
-    history = draw(st.sampled_from([None, None, 0, 1000, 4000]))
+    history = draw(st.sampled_from([None, None, 0, 20, 100]))
     config = CacheConfig(
         groups=tuple(groups),
         blocks=ROOMY if roomy else _tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
@@ -117,7 +117,7 @@ def worlds(draw: st.DrawFn) -> World:
         pin_seconds=PIN_SECONDS,
         pin_share=draw(st.sampled_from([0.5, 0.5, 0.25, 1.0])),
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
-        history_bytes=history,
+        history_tokens=history,
         check=True,
     )
     return World(config, roomy, history is None, draw(st.booleans()))
