@@ -147,7 +147,9 @@ def main(arguments: list[str]) -> int:
             print(f"{mutation.name}  {mutation.file}  {' '.join(mutation.tests)}")
         return 0
     bad = judge(chosen, options)
-    print(f"{len(chosen) - len(bad)} of {len(chosen)} were noticed" + "".join(f"\n  not noticed: {name}" for name in bad))
+    print(
+        f"{len(chosen) - len(bad)} of {len(chosen)} were noticed" + "".join(f"\n  not noticed: {name}" for name in bad)
+    )
     return min(1, len(bad))
 
 

@@ -220,8 +220,8 @@ _MEMORY = (
     Mutation(
         "evict: more of a path than is wanted goes",
         "index/reclaim.py",
-        "self._trim(edge, self._fallback(item, wanted), \"evicted\")",
-        "self._trim(edge, self._fallback(item, 2 * wanted), \"evicted\")",
+        'self._trim(edge, self._fallback(item, wanted), "evicted")',
+        'self._trim(edge, self._fallback(item, 2 * wanted), "evicted")',
         (MEMORY,),
     ),
     Mutation(
@@ -321,8 +321,8 @@ _PINS = (
     Mutation(
         "pins: one is made off the grid",
         "policy/placement.py",
-        "wanted[self.floor(min(pin, last))] = \"breakpoint\"",
-        "wanted[min(pin, last)] = \"breakpoint\"",
+        'wanted[self.floor(min(pin, last))] = "breakpoint"',
+        'wanted[min(pin, last)] = "breakpoint"',
         (PLACEMENT, WISHES),
     ),
     Mutation(
@@ -439,15 +439,15 @@ _POLICY = (
     Mutation(
         "placement: a junction is an interval where both lie",
         "policy/placement.py",
-        "wanted[self.floor(junction)] = \"junction\"",
-        "wanted.setdefault(self.floor(junction), \"junction\")",
+        'wanted[self.floor(junction)] = "junction"',
+        'wanted.setdefault(self.floor(junction), "junction")',
         (PLACEMENT,),
     ),
     Mutation(
         "placement: a prompt end is a boundary where both lie",
         "policy/placement.py",
-        "wanted[self.floor(last)] = \"prompt_end\"",
-        "wanted.setdefault(self.floor(last), \"prompt_end\")",
+        'wanted[self.floor(last)] = "prompt_end"',
+        'wanted.setdefault(self.floor(last), "prompt_end")',
         (PLACEMENT,),
     ),
     Mutation(
@@ -495,7 +495,7 @@ _POLICY = (
     Mutation(
         "reuse: a preempted request may not come back",
         "policy/reuse.py",
-        "frozenset({\"preempt\"})",
+        'frozenset({"preempt"})',
         "frozenset()",
         (REUSE,),
     ),

@@ -100,7 +100,9 @@ def test_a_path_says_what_is_kept_what_went_and_who_runs() -> None:
     lease = engine.start(tokens((1, 30), (3, 10)))
     upper, lower = path(engine, tokens((1, 40))).parts
     assert (upper.start, upper.stop, upper.end, upper.resident, upper.computed) == (0, 30, 30, 20, 30)
-    assert [(one.position, one.kind, one.uses, one.pinned) for one in upper.checkpoints] == [(20, "breakpoint", 1, True)]
+    assert [(one.position, one.kind, one.uses, one.pinned) for one in upper.checkpoints] == [
+        (20, "breakpoint", 1, True)
+    ]
     assert (upper.lost, upper.pins, upper.leases, upper.branches) == ((), (20,), 0, 2)
     assert (lower.start, lower.stop, lower.resident, lower.computed, lower.leases) == (30, 40, 30, 40, 0)
     assert [(one.position, one.kind, one.cause) for one in lower.lost] == [(39, "breakpoint", "evicted")]

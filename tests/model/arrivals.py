@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tests.model.lives import Live
+from tests.model.lives import IMAGES, PLACEHOLDER, Live
 from tests.model.oracle import due_positions
 from tests.model.shadow import Lane, first_needed
 from tests.model.wishes import Wishes
@@ -17,8 +17,6 @@ from headway.errors import UnservableError
 
 __all__ = ["Arrivals"]
 
-_IMAGES = {"x": 3, "y": 5}
-_PLACEHOLDER = 7
 _BEGIN = 1
 
 
@@ -33,7 +31,7 @@ class Arrivals(Wishes):
             return None
         n = len(tokens)
         prompt = Prompt(
-            np.array(tokens, dtype=np.int32),
+            self.spelled(tokens),
             namespace=namespace,
             boundaries=tuple(sorted({max(1, n * e // 1000) for e in plan.edges})),
             breakpoints=tuple(sorted({max(1, n * m // 1000) for m in plan.marks})),
@@ -136,7 +134,7 @@ class Arrivals(Wishes):
 
     def come_back(self, live: Live) -> None:
         """A preempted request asks again, with what it had answered as part of its prompt."""
-        prompt = Prompt(np.array(live.tokens, dtype=np.int32), namespace=live.namespace, no_store=not live.publish)
+        prompt = Prompt(self.spelled(live.tokens), namespace=live.namespace, no_store=not live.publish)
         self._admit(prompt, live.flavour)
 
     def probe(self, probe: Probe) -> None:
@@ -156,11 +154,7 @@ class Arrivals(Wishes):
         tokens = tokens[: max(1, low)] + (tokens[max(1, high) :] if probe.middle else []) + new
         if probe.elsewhere:
             namespace = self.cache.namespace(salt="" if namespace else "t")
-        return self._prompt(tokens, namespace)
-
-    @staticmethod
-    def _prompt(tokens: list[int], namespace: int, **options: Any) -> Prompt:
-        return Prompt(np.array(tokens, dtype=np.int32), namespace=namespace, **options)
+        return Prompt(self.spelled(tokens), namespace=namespace)
 
     def _parting(self, path: list[int], matched: int) -> int:
         """Where a prompt parts from a sequence that surely is known and goes on differently; 0 for nowhere."""
@@ -199,10 +193,10 @@ class Arrivals(Wishes):
         text = [100 * (plan.stream + 1) + i for i in range(plan.length)]
         media = []
         if plan.image:
-            size = _IMAGES[plan.image]
-            text = [_PLACEHOLDER] * size + text
+            size = IMAGES[plan.image]
+            text = [PLACEHOLDER] * size + text
             media = [Media(0, size, plan.image)]
-        symbols = self.cache.symbols(np.array(text, dtype=np.int32), media=media).tolist()
+        symbols = self.cache.symbols(text, media=media).tokens.tolist()
         for i, symbol in enumerate(symbols):
             if media and i < media[0].length:
                 assert symbol < 0, "a placeholder became a token"

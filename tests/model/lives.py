@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from tests.model.oracle import Names, Oracle
 from tests.model.shadow import Lane, Shadow
 from tests.model.worlds import World
 
-from headway.cache import PrefixCache, ResidentShrunk, TableKind
+from headway.cache import Media, PrefixCache, ResidentShrunk, Symbols, TableKind
 
-__all__ = ["Clock", "Flight", "Live", "Lives"]
+__all__ = ["IMAGES", "PLACEHOLDER", "Clock", "Flight", "Live", "Lives"]
+
+IMAGES = {"x": 3, "y": 5}
+"""Placeholders that each picture takes."""
+PLACEHOLDER = 7
 
 logging.getLogger("headway.cache").addHandler(logging.NullHandler())
 logging.getLogger("headway.cache").propagate = False  # failing listeners are told there, and there are many
@@ -164,7 +169,9 @@ class Lives:
         assert min(stats.free, stats.leased, stats.pinned, stats.evictable) >= 0
         assert stats.free + stats.leased + stats.pinned + stats.evictable == blocks, f"blocks are missing: {stats}"
         kept_twice = stats.free + stats.evictable - cache.available
-        assert kept_twice == 0 or (kept_twice > 0 and len(self.geometry.prefix_tables) > 1), f"{cache.available} {stats}"
+        assert kept_twice == 0 or (kept_twice > 0 and len(self.geometry.prefix_tables) > 1), (
+            f"{cache.available} {stats}"
+        )
         assert stats.checkpoints == len(self.oracle.checkpoints)
         assert not self.world.roomy or not self.oracle.evictions, "something was evicted from a pool that has room"
 
@@ -177,3 +184,20 @@ class Lives:
 
     def _answer(self, live: Live, position: int) -> int:
         return 900 + 10 * live.flavour + position % 7
+
+    def spelled(self, tokens: list[int]) -> Symbols:
+        """`tokens` as a caller can give them: pictures, which may be cut off, as the cache's symbols."""
+        text = self.cache.symbols([])
+        for symbol, run in groupby(tokens):
+            left = len(list(run))
+            if symbol >= 0:
+                text = text.followed_by([symbol] * left)
+                continue
+            image = self.image_symbols[symbol]
+            size = IMAGES[image]
+            picture = self.cache.symbols([PLACEHOLDER] * size, media=[Media(0, size, image)])
+            self.image_symbols[int(picture.tokens[0])] = image  # another symbol, if the cache has been reset
+            while left > 0:
+                text = text.followed_by(picture[: min(left, size)])
+                left -= size
+        return text

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from tests.model.lives import Live, Lives
 from tests.model.worlds import PIN_SECONDS
 
@@ -151,7 +150,7 @@ class Wishes(Lives):
             del self.pins[key]
         under: set[int] = set()
         for pin in self.pins.values():
-            hit = self.cache.lookup(Prompt(np.array(pin.tokens, dtype=np.int32), namespace=pin.namespace))
+            hit = self.cache.lookup(Prompt(self.spelled(pin.tokens), namespace=pin.namespace))
             assert hit.tokens == pin.position, f"of {pin.position} pinned tokens {hit.tokens} can be reused"
             for table in self.geometry.tables:
                 under.update(hit.blocks(table.index).tolist())

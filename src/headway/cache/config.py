@@ -41,6 +41,8 @@ class CacheConfig:
         index_bytes: Memory of this process for all that is known and kept: tokens, branches, checkpoints, pins. Beyond
             it what went is forgotten first, then what is kept goes; what is running stays. None: room for the tokens
             of four full pools, and 16 MiB.
+        steps_in_flight: Steps that a lease may have under way at once: 1, or 2 to plan a step before the one before it
+            is committed.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
             when its request ends.
         check: Check every invariant after every operation (slow; for tests).
@@ -61,6 +63,7 @@ class CacheConfig:
     pin_seconds: float = 3600.0
     history_tokens: int | None = None
     index_bytes: int | None = None
+    steps_in_flight: int = 1
     answer_stretch: int = 256
     check: bool = False
 
@@ -74,6 +77,7 @@ class CacheConfig:
         check_whole("checkpoint_alignment", self.checkpoint_alignment)
         check_whole("max_leases", self.max_leases, high=2**20)
         check_whole("answer_stretch", self.answer_stretch, high=2**20)
+        check_whole("steps_in_flight", self.steps_in_flight, high=2)
         for name in ("block_tokens", "block_bytes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), high=2**40)
