@@ -39,16 +39,16 @@ class Arrivals(Wishes):
             pin_seconds=plan.pin_seconds,
             no_store=plan.no_store,
         )
-        return self._admit(prompt, plan.flavour)
+        return self._admit(prompt, plan.flavour, own_blocks=plan.own_blocks)
 
-    def _admit(self, prompt: Any, flavour: int) -> Live | None:
+    def _admit(self, prompt: Any, flavour: int, *, own_blocks: bool = False) -> Live | None:
         tokens = prompt.tokens.tolist()
         path = self.names.path(prompt.namespace, tokens)
         hit = self.look(prompt)
         parted = self._parting(path, hit.matched)
         free = self._pool()
         try:
-            lease = self.cache.lease(prompt, hit)
+            lease = self.cache.lease(prompt, hit, own_blocks=own_blocks)
         except UnservableError as refusal:
             fits = self._most_blocks(len(tokens)) <= self.world.config.blocks
             assert not fits or "pinned" in str(refusal), "refused, and it would fit"  # noqa: PT017
@@ -77,9 +77,10 @@ class Arrivals(Wishes):
             lookahead=self.geometry.lookahead,
             alignment=self.world.config.checkpoint_alignment,
         )
-        lane = Lane(int(lease.row), path, hit.tokens, hit.tokens)
+        lane = Lane(int(lease.row), path, hit.tokens, hit.tokens, hit.tokens)
         assert lane.row not in {live.row for live in self.lives}, "two leases in one row"
         live = Live(lease, prompt.namespace, list(tokens), len(tokens), not prompt.no_store, flavour, due, lane)
+        live.own_blocks = [{} for _ in self.geometry.tables] if own_blocks else None
         self.lives.append(live)
         self.oracle.want(path)
         self.expect_wishes(live)

@@ -152,8 +152,12 @@ class Keeping(Arrivals):
         prompt = self.probed(probe)
         if prompt is None:
             return
-        before = self.cache.stats()
-        hit = PrefixCache(self.world.config).lookup(prompt)
+        before, other = self.cache.stats(), PrefixCache(self.world.config)
+        if (prompt.tokens < 0).any():
+            with pytest.raises(LeaseError, match="symbols of another cache"):
+                other.lookup(prompt)
+            return
+        hit = other.lookup(prompt)
         with pytest.raises(LeaseError, match="another cache"):
             self.cache.lease(prompt, hit)
         assert self.cache.stats() == before

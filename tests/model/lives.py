@@ -41,8 +41,9 @@ class Live:
         due: Positions at which checkpoints are due while the prompt is computed.
         lane: What the device knows of it.
         doomed: Its step failed: it can only be aborted.
-        flying: It is in a step that has not been committed.
+        flying: Tokens that each of its steps under way computes, oldest first.
         attached: No reset has come over it.
+        own_blocks: It keeps its own blocks: what stood in its row when it was seen last, by table.
     """
 
     lease: Any
@@ -54,8 +55,14 @@ class Live:
     due: set[int]
     lane: Lane
     doomed: bool = False
-    flying: bool = False
+    flying: list[int] = field(default_factory=list)
     attached: bool = True
+    own_blocks: list[dict[int, int]] | None = None
+
+    @property
+    def planned(self) -> int:
+        """Tokens computed when all its steps under way are done."""
+        return self.lane.computed + sum(self.flying)
 
     @property
     def row(self) -> int:
@@ -65,11 +72,23 @@ class Live:
 
 @dataclass
 class Flight:
-    """A step on its way through the ranks."""
+    """A step on its way through the ranks.
+
+    Attributes:
+        step: The step.
+        lives: Its requests.
+        drafts: Draft tokens of each.
+        counts: What was granted to each: the step before may undo it.
+        exports: What was to be exported.
+        rows: The block tables that the ranks were given, by row.
+    """
 
     step: Any
     lives: list[Live]
     drafts: list[list[int]]
+    counts: list[int]
+    exports: tuple[Any, ...]
+    rows: list[dict[int, Any]]
 
 
 @dataclass
@@ -169,11 +188,27 @@ class Lives:
         assert min(stats.free, stats.leased, stats.pinned, stats.evictable) >= 0
         assert stats.free + stats.leased + stats.pinned + stats.evictable == blocks, f"blocks are missing: {stats}"
         kept_twice = stats.free + stats.evictable - cache.available
-        assert kept_twice == 0 or (kept_twice > 0 and len(self.geometry.prefix_tables) > 1), (
-            f"{cache.available} {stats}"
-        )
+        several = len(self.geometry.prefix_tables) > 1  # a block of one may be kept for the sake of another
+        assert kept_twice == 0 or (kept_twice > 0 and several), f"{cache.available} are available: {stats}"
+        self._check_own_blocks()
         assert stats.checkpoints == len(self.oracle.checkpoints)
         assert not self.world.roomy or not self.oracle.evictions, "something was evicted from a pool that has room"
+
+    def _check_own_blocks(self) -> None:
+        """An entry of the row of a lease with its own blocks never changes, but for windows and chunks that end."""
+        for live in self.lives:
+            if live.own_blocks is None:
+                continue
+            for table in self.geometry.tables:
+                local = table.kind in (TableKind.WINDOW, TableKind.CHUNK)
+                row = self.cache.tables[table.index][live.row]
+                for index, block in live.own_blocks[table.index].items():
+                    now = int(row[index])
+                    assert now == block or (local and now < 0), f"entry {index} of row {live.row} was {block}, is {now}"
+                width = live.lane.given // table.span if table.span else 0
+                if live.lane.given > live.lane.first:
+                    width = -(-live.lane.given // table.span) if table.span else table.state_blocks
+                live.own_blocks[table.index] = {i: int(row[i]) for i in range(width) if row[i] >= 0}
 
     def _pool(self) -> tuple[int, int, int]:
         stats = self.cache.stats()

@@ -116,6 +116,7 @@ def worlds(draw: st.DrawFn) -> World:
         max_leases=draw(st.sampled_from([1, 2, 8])),
         pin_seconds=PIN_SECONDS,
         pin_share=draw(st.sampled_from([0.5, 0.5, 0.25, 1.0])),
+        steps_in_flight=draw(st.sampled_from([1, 2])),
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
         history_tokens=history,
         check=True,
@@ -155,6 +156,7 @@ class Plan:
         pin: Tokens to pin, per mille of the prompt; 0 for none.
         pin_seconds: For how long; None for as long as the configuration says.
         no_store: Leave nothing behind.
+        own_blocks: Keep its own blocks until it ends.
         flavour: Which answer the model gives.
     """
 
@@ -170,6 +172,7 @@ class Plan:
     pin: int
     pin_seconds: float | None
     no_store: bool
+    own_blocks: bool
     flavour: int
 
 
@@ -193,6 +196,7 @@ def plans(draw: st.DrawFn) -> Plan:
         pin=draw(_SHARES) if rare in (7, 8, 11, 12) else 0,
         pin_seconds=draw(st.sampled_from([None, PIN_SECONDS / 4, 2.9 * PIN_SECONDS])),
         no_store=rare in (13, 14),
+        own_blocks=draw(st.integers(0, 3)) == 0,
         flavour=draw(st.integers(0, 1)),
     )
 
