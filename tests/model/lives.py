@@ -178,11 +178,12 @@ class Lives:
                 assert path[event.keep + 1 + ahead] not in kept, "what a running request resumed from was evicted"
 
     def check(self) -> None:
-        """Invariants that can be seen from outside."""
+        """The cache's own invariants, once per operation, and those that can be seen from outside."""
+        self.cache.check()
         if self.objections:
             raise self.objections[0]
         cache, blocks = self.cache, self.world.config.blocks
-        stats = cache.stats()
+        stats = self.stats = cache.stats()
         assert cache.leases == len(self.lives)
         assert cache.free_blocks == stats.free
         assert min(stats.free, stats.leased, stats.pinned, stats.evictable) >= 0

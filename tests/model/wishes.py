@@ -142,7 +142,7 @@ class Wishes(Lives):
 
     def _check_pins(self) -> None:
         """Whatever is pinned can be resumed at exactly there, within the share of pins; nothing else is pinned."""
-        stats = self.cache.stats()
+        stats = self.stats
         if not self.pins:
             assert stats.pinned == 0
             return

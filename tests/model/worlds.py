@@ -119,7 +119,6 @@ def worlds(draw: st.DrawFn) -> World:
         steps_in_flight=draw(st.sampled_from([1, 2])),
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
         history_tokens=history,
-        check=True,
     )
     return World(config, roomy, history is None, draw(st.booleans()))
 
