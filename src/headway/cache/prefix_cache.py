@@ -271,9 +271,9 @@ class PrefixCache(Guarded):
             raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
         if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
             hit = self._lookup(prompt)
-        self._opener.refuse_unservable(hit)
+        affordable = self._opener.admit(hit)
         explanation = self._explain(hit)
-        if not self._opener.affordable(hit):
+        if not affordable:
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
             explanation = explanation.without_hit()
         self._waterfall.add(explanation)

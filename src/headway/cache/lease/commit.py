@@ -277,7 +277,11 @@ class Committer:
         if wish.kind == "breakpoint":
             return Outcome.KEPT
         seconds = self._pin_seconds if record.prompt.pin_seconds is None else record.prompt.pin_seconds
-        return Outcome.KEPT if self._index.pin(edge, wish.position, seconds) else Outcome.PIN_SHARE
+        return (
+            Outcome.KEPT
+            if self._index.pin(edge, wish.position, seconds, len(record.prompt.tokens))
+            else Outcome.PIN_SHARE
+        )
 
     def close_wish(self, wish: Wish, outcome: Outcome) -> None:
         """Say what became of a wish, once."""
