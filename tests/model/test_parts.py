@@ -118,7 +118,7 @@ def test_oracle_objects_to_an_eviction_that_was_not() -> None:
     for line, rest, wrong in (
         (Loss(Reason.EVICTED, 4, 7, Evicted(7, "breakpoint", "evicted", 0.0)), 7, "no checkpoint was evicted at 7"),
         (Loss(Reason.EVICTED, 4, 6, Evicted(6, "junction", "evicted", 0.0)), 6, "right is one of"),
-        (Loss(Reason.EVICTED, 4, 6, Evicted(6, "breakpoint", "evicted", 2.0)), 6, "right is one of"),
+        (Loss(Reason.EVICTED, 4, 6, Evicted(6, "breakpoint", "evicted", 20.0)), 6, "right is one of"),
         (Loss(Reason.STATE_NEVER_TAKEN, 4, 9), 9, "the breakpoint checkpoint at 6 was evicted"),
         (Loss(Reason.STILL_COMPUTING, 4, 9), 9, "nobody who runs has 4 in its prompt"),
         (Loss(Reason.LOOKAHEAD, 4, 9), 9, "right is"),
@@ -315,7 +315,7 @@ def test_entries_made_with_other_later_tokens_are_found() -> None:
 def test_two_writers_of_one_block_are_found() -> None:
     shadow, names = device(FullAttention("a", 4))
     path = names.path(0, range(8))
-    lanes = {0: Lane(0, path, 2, 0), 1: Lane(1, path, 3, 0)}
+    lanes = {0: Lane(0, path, 2, 0, 2), 1: Lane(1, path, 3, 0, 3)}
     tables = [np.array([[3], [3]], dtype=np.int32)]
     with pytest.raises(AssertionError, match="is written at"):
         shadow.check_writers([0], {0: (2, 3)}, lanes, tables)
