@@ -50,26 +50,26 @@ def parse(arguments: list[str]) -> Options:
     return Options(**vars(parser.parse_args(arguments)))
 
 
-def mutated(mutation: Mutation) -> str:
-    """The text of the mutated file.
+def mutated(mutation: Mutation, tree: Path = ROOT) -> str:
+    """The text of the mutated file of a tree.
 
     Raises:
         ValueError: What is to be replaced is not there, or is there more than once.
     """
-    text = (ROOT / "src/headway/cache" / mutation.file).read_text(encoding="utf-8")
+    text = (tree / "src/headway/cache" / mutation.file).read_text(encoding="utf-8")
     found = text.count(mutation.old)
     if found != 1:
         raise ValueError(f"{mutation.name}: {mutation.file} has {found} places that read {mutation.old!r}, not one")
     return text.replace(mutation.old, mutation.new)
 
 
-def fingerprint(mutation: Mutation, text: str) -> str:
-    """Equal while the mutated file and the tests that must notice it are equal."""
+def fingerprint(mutation: Mutation, text: str, tree: Path) -> str:
+    """Equal while the mutated file and the tests that must notice it are equal, with the modules that help them."""
     parts = [text, " ".join(mutation.tests)]
     for test in mutation.tests:
-        path = ROOT / test.partition("::")[0]
-        files = sorted(path.parent.glob("*.py")) if path.suffix == ".py" else []
-        parts += [file.read_text(encoding="utf-8") for file in files]
+        path = tree / test.partition("::")[0]
+        helpers = [file for file in sorted(path.parent.glob("*.py")) if not file.name.startswith("test_")]
+        parts += [file.read_text(encoding="utf-8") for file in (path, *helpers)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -99,7 +99,7 @@ def run(mutation: Mutation, text: str, tree: Path, limit: float) -> tuple[str, s
         return NOTICED, f"no end within {limit:.0f} s"
     finally:
         file.write_bytes(original)
-    if done.returncode not in (0, 1) and "Error" not in done.stdout:
+    if done.returncode not in (0, 1) and "ERROR " not in done.stdout:
         return BROKEN, done.stdout[-2000:] + done.stderr[-2000:]
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return (NOTICED if done.returncode else SURVIVED), (failed[0] if failed else "")
@@ -118,8 +118,8 @@ def judge(chosen: list[Mutation], options: Options) -> list[str]:
             else:
                 shutil.copy(source, target)
         for number, mutation in enumerate(chosen, 1):
-            text = mutated(mutation)
-            mark, start, why = fingerprint(mutation, text), time.monotonic(), "known"
+            text = mutated(mutation, tree)
+            mark, start, why = fingerprint(mutation, text, tree), time.monotonic(), "known"
             result = known.get(f"{mutation.name} {mark}", "")
             if not result:
                 result, why = run(mutation, text, tree, options.limit)
