@@ -460,9 +460,10 @@ class PrefixCache(Guarded):
     def tables(self) -> list[Ids]:
         """Block tables, one int32 [rows, width] array per table of the geometry; valid until the next call.
 
-        `tables[t][row]` maps block index (position // span) to block id, -1 where the lease holds none. Behind its
-        prompt and behind what `extend` gave to it stand ids without meaning (but within the pool), so that a wide table
-        takes memory only where it is used. The row of a table of states names the blocks of the running state.
+        `tables[t][row]` maps block index (position // span) to block id, -1 where windows and chunks have been left
+        behind, and where a lease resumes inside a block until its first step. Behind what `extend` gave to a lease
+        stand ids without meaning (but within the pool): so a wide table takes memory only where it is used. The row of
+        a table of states names the blocks of the running state, -1 until the first step.
         """
         return self._leases.blocks
 

@@ -113,11 +113,11 @@ class Opener:
         assert record.anchor is not None
         at = Match(Match(record.anchor.edge, record.anchor.position).edge_at(hit.tokens), hit.tokens)
         for i, table in enumerate(self._geometry.prefix_tables):
-            full, partial = hit.tokens // table.span, hit.tokens % table.span != 0
-            ids = self._index.tree.path_ids(at.edge, i, 0, full + partial)
+            full, partial = divmod(hit.tokens, table.span)
+            record.anchor.held = max(record.anchor.held, hit.tokens - partial)
+            ids = self._index.tree.path_ids(at.edge, i, 0, full + (partial > 0))
             leases.blocks[table.index][row, :full] = ids[:full]
             self._pool.use(ids)
-            record.anchor.held = max(record.anchor.held, full * table.span)
             if partial:
                 record.sources.append((table, ids[full:]))
                 self._pool.share_one(ids.item(full))
