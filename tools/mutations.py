@@ -298,10 +298,10 @@ _PINS = (
         (WISHES, MEMORY),
     ),
     Mutation(
-        "pins: renewing shortens",
+        "pins: renewing does not prolong",
         "index/pins.py",
         "pin.until = max(pin.until, until)",
-        "pin.until = until",
+        "pin.until = min(pin.until, until)",
         (WISHES, MACHINE),
     ),
     Mutation(

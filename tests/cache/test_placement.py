@@ -55,9 +55,7 @@ def test_where_several_kinds_meet_the_one_that_says_most_counts(options: dict[st
 @pytest.mark.parametrize(("length", "right"), [(60, (59, "prompt_end")), (61, (60, "prompt_end"))])
 def test_a_prompt_end_is_told_from_what_else_lies_there(length: int, right: tuple[int, str]) -> None:
     """At 60 there is an interval too, and a message ends there."""
-    plan = Placement(ALL, alignment=1, lookahead=0).plan(
-        length, 0, junction=None, breakpoints=(), boundaries=(59, 60)
-    )
+    plan = Placement(ALL, alignment=1, lookahead=0).plan(length, 0, junction=None, breakpoints=(), boundaries=(59, 60))
     assert (plan[-1].position, plan[-1].kind) == right
 
 

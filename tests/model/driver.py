@@ -174,7 +174,8 @@ class Driver(Keeping):
                 self._judge_undone(live, undone=int(counts[i]) < granted[i])
                 assert live.lease.computed == live.lane.computed
                 assert live.lease.tokens == len(live.tokens)
-                self._judge_kept(live, int(step.starts[i]))
+                if counts[i]:
+                    self._judge_kept(live, int(step.starts[i]))
 
     def _judge_undone(self, live: Live, *, undone: bool) -> None:
         """A step that was cut short or failed undoes the one behind it, for this lease alone."""
