@@ -6,7 +6,7 @@
 
 Each change is made in a copy of the tree, where the tests that must notice it run until the first fails. A change that
 no test notices survives, and says which test is missing. A change whose text is not in its file any more is an error:
-write it anew. Results are kept in `.mutants.jsonl`; one is used again while the file changed and the tests are the same.
+write it anew. Results are kept in `.mutants.jsonl`, and used again while the changed file and the tests are the same.
 """
 
 from __future__ import annotations
