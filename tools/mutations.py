@@ -1,4 +1,4 @@
-"""The changes that `tools/mutants.py` makes to `src/headway/cache/`, one at a time, and the tests that must notice each."""
+"""The changes that `tools/mutants.py` makes to `src/headway/cache/`, one at a time, and what must notice each."""
 
 from __future__ import annotations
 
