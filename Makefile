@@ -28,8 +28,16 @@ serve: $(VENV)/.serve  ## Serve the built-in model on port 8000; ARGS go to `hea
 	@$(BIN)/headway serve $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev  ## Run the tests on two processes; ARGS go to pytest
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+test: $(VENV)/.dev  ## Run the tests on two processes, without the slow ones; ARGS go to pytest
+	@$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+.PHONY: slow
+slow: $(VENV)/.dev  ## Run the slow tests on two processes; ARGS go to pytest
+	@$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
+
+.PHONY: mutants
+mutants: $(VENV)/.dev  ## Change one line of the cache at a time and see whether a test notices; ARGS go to tools/mutants.py
+	@$(BIN)/python tools/mutants.py $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev  ## Check style, types and links
