@@ -88,41 +88,41 @@ class BlockPool:
 
     def hold(self, ids: Ids) -> None:
         """Add a holder who needs them to each of `ids` (none free)."""
-        self._change(ids, _HOLDER + _USER)
+        self._change(ids, 1, 1)
 
     def drop(self, ids: Ids) -> None:
         """Undo `hold` or `take`."""
-        self._change(ids, -_HOLDER - _USER, release=True)
+        self._change(ids, -1, -1)
 
     def drop_repeated(self, ids: Ids) -> None:
         """Like `drop`, for ids that may occur more than once (one holder and user less for each occurrence)."""
         if len(ids):
             distinct, counts = np.unique(ids, return_counts=True)
-            self._change_many(distinct, counts * (-_HOLDER - _USER), release=True)
+            self._change_many(distinct, -1, -1, counts)
 
     def use(self, ids: Ids) -> None:
         """Add a user to each of `ids` (none free)."""
-        self._change(ids, _USER)
+        self._change(ids, 0, 1)
 
     def disuse(self, ids: Ids) -> None:
         """Take a user from each of `ids`."""
-        self._change(ids, -_USER)
+        self._change(ids, 0, -1)
 
     def share(self, ids: Ids) -> None:
         """Add a holder to each of `ids` (none free)."""
-        self._change(ids, _HOLDER)
+        self._change(ids, 1, 0)
 
     def share_one(self, block: int) -> None:
         """`share` for one block."""
-        self._change_one(block, _HOLDER, release=False)
+        self._change_one(block, 1, 0)
 
     def release_one(self, block: int) -> None:
         """`release` for one block."""
-        self._change_one(block, -_HOLDER, release=True)
+        self._change_one(block, -1, 0)
 
     def release(self, ids: Ids) -> int:
         """Drop one holder of each of `ids` and return how many became free."""
-        return self._change(ids, -_HOLDER, release=True)
+        return self._change(ids, -1, 0)
 
     def pin(self, ids: Ids) -> None:
         """Put each of `ids` under a pin, which is a use."""
@@ -140,28 +140,31 @@ class BlockPool:
         """Ids on the free list, for invariant checks."""
         return self._stack[: self.free]
 
-    def _change(self, ids: Ids, by: int, *, release: bool = False) -> int:
-        """Add `by` to the counts of blocks; where holders go (`release`), return how many blocks became free."""
+    def _change(self, ids: Ids, holders: int, users: int) -> int:
+        """Add to the holders and users of distinct blocks (1, 0 or -1 each). Returns how many blocks became free."""
         if len(ids) == 1:
-            return self._change_one(ids.item(0), by, release=release)
-        return self._change_many(ids, by, release=release)
+            return self._change_one(ids.item(0), holders, users)
+        return self._change_many(ids, holders, users)
 
-    def _change_one(self, block: int, by: int, *, release: bool) -> int:
+    def _change_one(self, block: int, holders: int, users: int) -> int:
         before = self._counts.item(block)
-        self._counts[block] = after = before + by
+        self._counts[block] = after = before + holders * _HOLDER + users * _USER
         self.used += (after >= _USER) - (before >= _USER)
-        if not release or after & _HOLDERS:
+        if holders >= 0 or after & _HOLDERS:
             return 0
         self._stack[self.free] = block
         self.free += 1
         return 1
 
-    def _change_many(self, ids: Ids, by: int | NDArray[np.int64], *, release: bool) -> int:
+    def _change_many(self, ids: Ids, holders: int, users: int, times: int | NDArray[np.int64] = 1) -> int:
         at = ids.astype(np.int64)  # which numpy need not convert again to index with it
         before = self._counts[at]
-        self._counts[at] = after = before + by
-        self.used += int(np.count_nonzero(after >= _USER)) - int(np.count_nonzero(before >= _USER))
-        if not release:
+        self._counts[at] = after = before + times * (holders * _HOLDER + users * _USER)
+        if users > 0:
+            self.used += int(np.count_nonzero(before < _USER))
+        elif users < 0:
+            self.used -= int(np.count_nonzero(after < _USER))
+        if holders >= 0:
             return 0
         freed = at[after & _HOLDERS == 0]
         self._stack[self.free : self.free + len(freed)] = freed
