@@ -14,7 +14,7 @@ SHELL := /bin/bash
 define install
 	@echo "headway: installing $(2) into $(VENV); the first time takes a minute or more" && start=$$(date +%s) && \
 	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --no-input \
-		-c constraints.txt -e '.[$(1)]' && \
+		-c constraints.txt -e '.[$(1)]' -e packages/builtin-model && \
 	echo "headway: installed in $$(( $$(date +%s) - start )) s"
 endef
 
@@ -28,14 +28,31 @@ serve: $(VENV)/.serve  ## Serve the built-in model on port 8000; ARGS go to `hea
 	@$(BIN)/headway serve $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev  ## Run the tests on two processes; ARGS go to pytest
-	@$(BIN)/python -m pytest -n 2 $(ARGS)
+test: $(VENV)/.dev  ## Run the tests on two processes, without the slow ones; ARGS go to pytest
+	@$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+.PHONY: slow
+slow: $(VENV)/.dev  ## Run the slow tests on two processes; ARGS go to pytest
+	@$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.dev  ## Check style, types and links
+lint: $(VENV)/.dev  ## Check style, types, imports, the repository's rules and the documentation
 	@echo "headway: ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
 	@echo "headway: mypy" && $(BIN)/mypy
-	@echo "headway: links" && $(BIN)/python tools/check_links.py
+	@echo "headway: imports" && $(BIN)/python tools/check_imports.py
+	@$(BIN)/lint-imports > $(VENV)/imports.txt || { cat $(VENV)/imports.txt >&2; exit 1; }
+	@echo "headway: rules" && $(BIN)/python tools/check_rules.py
+	@echo "headway: prose and links" && $(BIN)/python tools/check_prose.py && $(BIN)/python tools/check_links.py
+	@echo "headway: documentation" && $(BIN)/python tools/check_structure.py && $(BIN)/mkdocs build --strict --quiet
+
+.PHONY: docs
+docs: $(VENV)/.dev  ## Build the documentation site into build/site
+	@$(BIN)/mkdocs build --strict --quiet && echo "headway: open build/site/index.html"
+
+.PHONY: wheel
+wheel: $(VENV)/.dev  ## Build the packages of Headway and of the built-in model into dist/
+	@$(BIN)/python -m build --no-isolation --outdir dist . && \
+		$(BIN)/python -m build --no-isolation --outdir dist packages/builtin-model
 
 .PHONY: bench
 bench: $(VENV)/.dev  ## Measure what each operation of the cache costs; ARGS go to `headway bench`
@@ -67,12 +84,12 @@ $(BIN)/python:
 		echo "headway: $(PYTHON) cannot make environments; on Debian or Ubuntu: apt install python3-venv" >&2; \
 		exit 1; }
 
-$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.serve: pyproject.toml packages/builtin-model/pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,serve$(comma)report,what the server and the reports need (torch, transformers, ...))
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,serve$(comma)report$(comma)ray$(comma)dev,what the server and the tests need (torch, transformers, pytest, ...))
+$(VENV)/.dev: pyproject.toml packages/builtin-model/pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,serve$(comma)report$(comma)ray$(comma)docs$(comma)dev,what the server, the tests and the documentation need (torch, transformers, pytest, mkdocs, ...))
 	@touch $(VENV)/.serve $@
 
 comma := ,

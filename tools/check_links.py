@@ -16,7 +16,7 @@ HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
 
 
 def markdown_files() -> list[Path]:
-    places = [ROOT, *(ROOT / name for name in ("docs", "tests", "training", "benchmarks", "src"))]
+    places = [ROOT, *(ROOT / name for name in ("docs", "packages", "tests", "training", "benchmarks", "src"))]
     found = {path for place in places for path in place.glob("*.md" if place == ROOT else "**/*.md")}
     return sorted(found)
 
