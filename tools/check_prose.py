@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from check_links import FENCE, ROOT, markdown_files
+from check_links import FENCE, markdown_files
+from site_links import ROOT
 
 WORDS = 35
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
