@@ -11,7 +11,7 @@ import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
 from headway.cache import Candidate, EvictionPolicy
-from headway.cache.eviction import EVICTIONS, EvictionQueue, Value, eviction_policy
+from headway.cache.policy.eviction import EVICTIONS, EvictionQueue, Value, eviction_policy
 from headway.errors import ConfigError
 
 

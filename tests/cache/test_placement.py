@@ -1,6 +1,6 @@
 """Where interval:N asks for checkpoints when states can be exported on a coarser grid, and what kinds are worth."""
 
-from headway.cache.placement import Placement
+from headway.cache.policy.placement import Placement
 
 
 def test_every_multiple_of_the_interval_is_rounded_down_to_the_grid() -> None:

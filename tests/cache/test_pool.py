@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.cache.pool import BlockPool
+from headway.cache.index.pool import BlockPool
 from headway.errors import ConfigError
 
 

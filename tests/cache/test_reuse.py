@@ -8,9 +8,9 @@ import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
 from headway.cache import Candidate, EvictionPolicy
-from headway.cache.eviction import Value
-from headway.cache.reuse import PATH, ReuseRates
-from headway.cache.tree import GrowingArray, LostCheckpoint, Match, Node
+from headway.cache.index.tree import GrowingArray, LostCheckpoint, Match, Node
+from headway.cache.policy.eviction import Value
+from headway.cache.policy.reuse import PATH, ReuseRates
 
 
 def seen(kind: str, taken: int, waits: Sequence[int], more: int = 0) -> ReuseRates:

@@ -4,17 +4,18 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 """
 
 from headway.cache.config import CacheConfig
-from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
-from headway.cache.eviction import Candidate, EvictionPolicy, GreedyDual, Lru, Value
-from headway.cache.explain import Explanation, Loss, Reason, Waterfall
-from headway.cache.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
-from headway.cache.hit import Hit
-from headway.cache.lease import MOST_SAMPLED, Lease
-from headway.cache.placement import DEFAULT_PLACEMENT
+from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
+from headway.cache.index.explain import Explanation, Loss, Reason, Waterfall
+from headway.cache.index.hit import Hit
+from headway.cache.index.reclaim import Counters
+from headway.cache.lease.step import StateExport, Step
+from headway.cache.lease.table import MOST_SAMPLED, Lease
+from headway.cache.policy.eviction import EVICTIONS, Candidate, EvictionPolicy, GreedyDual, Lru, Value
+from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
-from headway.cache.prompt import Media, Prompt
-from headway.cache.reclaim import Counters
-from headway.cache.spec import (
+from headway.cache.shape.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
+from headway.cache.shape.prompt import Media, Prompt
+from headway.cache.shape.spec import (
     BlockId,
     ChunkedLocal,
     ComputeCost,
@@ -26,10 +27,10 @@ from headway.cache.spec import (
     SlidingWindow,
     Slot,
 )
-from headway.cache.step import StateExport, Step
 
 __all__ = [
     "DEFAULT_PLACEMENT",
+    "EVICTIONS",
     "MOST_SAMPLED",
     "BlockId",
     "CacheConfig",
@@ -70,4 +71,5 @@ __all__ = [
     "TableKind",
     "Value",
     "Waterfall",
+    "check_placement",
 ]

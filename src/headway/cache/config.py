@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headway.cache.eviction import EvictionPolicy, eviction_policy
-from headway.cache.geometry import CacheGeometry
-from headway.cache.numbers import MOST_BLOCKS, check_float, check_whole
-from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
-from headway.cache.spec import ComputeCost, LayerSpec, ParallelLayout
+from headway.cache.policy.eviction import EvictionPolicy, eviction_policy
+from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
+from headway.cache.shape.checks import MOST_BLOCKS, check_float, check_whole
+from headway.cache.shape.geometry import CacheGeometry
+from headway.cache.shape.spec import ComputeCost, LayerSpec, ParallelLayout
 from headway.errors import ConfigError
 
 __all__ = ["CacheConfig"]
@@ -28,7 +28,7 @@ class CacheConfig:
         layout: Parallel layout.
         checkpoint_alignment: States can be exported at multiples of this only. A donated state (end of an answer,
             preemption) is the running one and may lie anywhere.
-        placement: Kinds of position that get a checkpoint, see `headway.cache.placement`.
+        placement: Kinds of position that get a checkpoint, see `headway.cache.policy.placement`.
         eviction: "value", "lru", "greedy-dual", or a policy object.
         cost: What computing tokens costs; ranks what to keep.
         exports_inside: The model can export states inside a chunk, so prefill need not stop at checkpoints.

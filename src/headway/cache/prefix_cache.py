@@ -23,23 +23,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headway.cache import inspect_cache
-from headway.cache.committing import Committer
+from headway.cache import invariants
 from headway.cache.config import CacheConfig
-from headway.cache.events import Event
-from headway.cache.explain import Explanation, Waterfall, explain_match
-from headway.cache.extending import Extender
-from headway.cache.hit import Hit
-from headway.cache.index import PrefixIndex
-from headway.cache.lease import BROKEN, RUNNING, Lease, LeaseTable
-from headway.cache.numbers import longs
-from headway.cache.opening import Opener
-from headway.cache.placement import Placement
-from headway.cache.pool import BlockPool
-from headway.cache.prompt import Media, Prompt, Symbols
-from headway.cache.reclaim import Counters
-from headway.cache.step import Step
-from headway.cache.tree import Match
+from headway.cache.index.events import Event
+from headway.cache.index.explain import Explanation, Waterfall, explain_match
+from headway.cache.index.hit import Hit
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.reclaim import Counters
+from headway.cache.index.tree import Match
+from headway.cache.lease.commit import Committer
+from headway.cache.lease.extend import Extender
+from headway.cache.lease.open import Opener
+from headway.cache.lease.step import Step
+from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
+from headway.cache.policy.placement import Placement
+from headway.cache.shape.checks import longs
+from headway.cache.shape.prompt import Media, Prompt, Symbols
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
@@ -362,8 +362,8 @@ class PrefixCache:
     def stats(self) -> CacheStats:
         """Memory and events. O(blocks + leases)."""
         self._index.reclaim.expire_pins()
-        leased = inspect_cache.leased_blocks(self._leases, self.geometry, self._pool.blocks)
-        pinned = inspect_cache.pinned_blocks(self._index, self._pool.blocks) & ~leased
+        leased = invariants.leased_blocks(self._leases, self.geometry, self._pool.blocks)
+        pinned = invariants.pinned_blocks(self._index, self._pool.blocks) & ~leased
         held = self._pool.references > 0
         return CacheStats(
             blocks=self._pool.blocks,
@@ -382,7 +382,7 @@ class PrefixCache:
         Raises:
             AssertionError: An invariant is broken: a bug in this package.
         """
-        inspect_cache.check(self._index, self._leases, self.geometry, self._pool)
+        invariants.check(self._index, self._leases, self.geometry, self._pool)
 
     def _after(self) -> None:
         if self.config.check:

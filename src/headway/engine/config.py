@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headway.cache.eviction import EVICTIONS
-from headway.cache.placement import DEFAULT_PLACEMENT, check_placement
+from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, check_placement
 from headway.engine.parallel import ParallelConfig
 from headway.errors import ConfigError
 from headway.runtime.choices import MOST_DRAFT_TOKENS, AcceptanceRule

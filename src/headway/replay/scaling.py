@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway.cache import (
+    DEFAULT_PLACEMENT,
     CacheConfig,
     ChunkedLocal,
     ComputeCost,
@@ -26,7 +27,6 @@ from headway.cache import (
     Recurrent,
     SlidingWindow,
 )
-from headway.cache.placement import DEFAULT_PLACEMENT
 from headway.errors import ConfigError
 from headway.replay.clock.roofline import Timing
 from headway.replay.presets.settings import Preset, SglangPreset, VllmPreset, preset_of

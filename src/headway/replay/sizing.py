@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent, SlidingWindow
-from headway.cache.spec import ComputeCost
+from headway.cache import ComputeCost, FullAttention, LayerSpec, ParallelLayout, Recurrent, SlidingWindow
 from headway.errors import ConfigError
 from headway.replay.catalogue import Model, check_copies, draft_layers, draft_of, inspected_model, model_of
 from headway.replay.gpus import gpu_of

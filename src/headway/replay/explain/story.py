@@ -13,8 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from headway.cache import CheckpointRemoved, CheckpointStored, Event
-from headway.cache.hit import Hit
+from headway.cache import CheckpointRemoved, CheckpointStored, Event, Hit
 from headway.errors import ConfigError
 from headway.replay.endless import number_prefixes, read_outputs, sequences
 from headway.replay.run import Stopped

@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headway.cache.spec import (
+from headway.cache.shape.spec import (
     ChunkedLocal,
     FullAttention,
     LayerSpec,

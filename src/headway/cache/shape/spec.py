@@ -5,7 +5,7 @@ by tokens over context-parallel ranks (`sharded`); nothing infers that from a cl
 that we know of became a silent loss of hits once a model mixed kinds (vllm#53598).
 
 `bytes_per_token` and `state_bytes` count what *one rank* stores after tensor parallelism: tensor parallelism splits
-heads and is already in these figures, context parallelism splits tokens and is applied by `headway.cache.geometry`.
+heads and is already in these figures, context parallelism splits tokens and is applied by `shape.geometry`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NewType
 
-from headway.cache.numbers import check_float, check_whole
+from headway.cache.shape.checks import check_float, check_whole
 from headway.errors import ConfigError
 
 Position = NewType("Position", int)

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.geometry import CacheGeometry, TableKind
-from headway.cache.index import PrefixIndex
-from headway.cache.lease import LeaseTable
-from headway.cache.pool import BlockPool
-from headway.cache.tree import Node
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.tree import Node
+from headway.cache.lease.table import LeaseTable
+from headway.cache.shape.geometry import CacheGeometry, TableKind
 
 __all__ = ["check", "leased_blocks", "pinned_blocks"]
 

@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.checkpoint import Checkpoint
+from headway.cache.index.checkpoint import Checkpoint
 
 __all__ = ["GrowingArray", "Key", "LostCheckpoint", "Match", "Node", "PrefixTree", "SplitHook", "common_prefix"]
 

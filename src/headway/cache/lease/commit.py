@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headway.cache.geometry import CacheGeometry, TableKind
-from headway.cache.index import PrefixIndex
-from headway.cache.lease import BROKEN, FAR, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows
-from headway.cache.numbers import longs
-from headway.cache.numbers import tokens as as_tokens
-from headway.cache.placement import Place, Placement
-from headway.cache.pool import BlockPool
-from headway.cache.step import Step
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.lease.step import Step
+from headway.cache.lease.table import BROKEN, FAR, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows
+from headway.cache.policy.placement import Place, Placement
+from headway.cache.shape.checks import longs
+from headway.cache.shape.checks import tokens as as_tokens
+from headway.cache.shape.geometry import CacheGeometry, TableKind
 from headway.errors import LeaseError
 
 __all__ = ["Committer"]

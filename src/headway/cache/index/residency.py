@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.checkpoint import Checkpoint
-from headway.cache.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
-from headway.cache.geometry import CacheGeometry
-from headway.cache.pool import BlockPool
-from headway.cache.tree import Match, Node
+from headway.cache.index.checkpoint import Checkpoint
+from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.tree import Match, Node
+from headway.cache.shape.geometry import CacheGeometry
 
 __all__ = ["Residency"]
 

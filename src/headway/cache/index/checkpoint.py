@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from headway.cache.tree import Node
+    from headway.cache.index.tree import Node
 
 __all__ = ["Checkpoint", "Section"]
 

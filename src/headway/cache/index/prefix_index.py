@@ -11,14 +11,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.checkpoint import Checkpoint, Section
 from headway.cache.config import CacheConfig
-from headway.cache.geometry import CacheGeometry, TableKind
-from headway.cache.lease import LeaseTable
-from headway.cache.pool import BlockPool
-from headway.cache.reclaim import Reclaimer
-from headway.cache.residency import Residency
-from headway.cache.tree import Match, Node, PrefixTree
+from headway.cache.index.checkpoint import Checkpoint, Section
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.reclaim import Reclaimer
+from headway.cache.index.residency import Residency
+from headway.cache.index.tree import Match, Node, PrefixTree
+from headway.cache.lease.table import LeaseTable
+from headway.cache.shape.geometry import CacheGeometry, TableKind
 
 __all__ = ["PrefixIndex"]
 

@@ -11,8 +11,8 @@ come back to, not on a grid:
                  their kind has paid for its memory so far
     interval:N   every N tokens
 
-How often and how soon requests come back to each kind is learned (`headway.cache.reuse`) and used twice: to admit
-boundaries, and by eviction.
+How often and how soon requests come back to each kind is learned (`headway.cache.policy.reuse`) and used twice: to
+admit boundaries, and by eviction.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headway.cache.checkpoint import Checkpoint
 from headway.cache.config import CacheConfig
-from headway.cache.eviction import Candidate, EvictionQueue, eviction_policy
-from headway.cache.geometry import CacheGeometry
-from headway.cache.lease import LeaseTable
-from headway.cache.pool import BlockPool
-from headway.cache.residency import Residency
-from headway.cache.reuse import PATH, ReuseRates
-from headway.cache.tree import LostCheckpoint, Match, Node, PrefixTree
+from headway.cache.index.checkpoint import Checkpoint
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.residency import Residency
+from headway.cache.index.tree import LostCheckpoint, Match, Node, PrefixTree
+from headway.cache.lease.table import LeaseTable
+from headway.cache.policy.eviction import Candidate, EvictionQueue, eviction_policy
+from headway.cache.policy.reuse import PATH, ReuseRates
+from headway.cache.shape.geometry import CacheGeometry
 
 __all__ = ["Counters", "Reclaimer"]
 

@@ -5,8 +5,8 @@ candidates in a heap with lazy corrections, so an eviction costs O(log n) howeve
 
 The default keeps what saves most for its memory: priority = expected uses a tick x compute saved by one / blocks. The
 expectation starts from how often and how soon checkpoints of its kind were wanted so far, and becomes its own the
-longer it lives (`headway.cache.reuse`). The compute saved is counted from the next shallower resume point, with the
-quadratic term of attention, so deep and lonely checkpoints weigh more.
+longer it lives (`headway.cache.policy.reuse`). The compute saved is counted from the next shallower resume point, with
+the quadratic term of attention, so deep and lonely checkpoints weigh more.
 
 `greedy-dual` (Cao and Irani 1997, with frequency) is what the default is compared with: priority = clock at last use +
 (past uses + 1) x compute saved / blocks, where the clock is the priority of the last victim.
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
         kind: Kind of placement that took it.
         position: Tokens that it lets a request skip.
         uses: How often it was wanted.
-        rate: Expected uses a tick from now on (`headway.cache.reuse`).
+        rate: Expected uses a tick from now on (`headway.cache.policy.reuse`).
         saved: Compute that one use saves over the next shallower resume point (units of `ComputeCost`).
         blocks: Blocks that its eviction would free (at least 1).
         used: Tick of its last use.

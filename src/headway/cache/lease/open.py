@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.cache.committing import Committer
-from headway.cache.explain import Explanation
-from headway.cache.geometry import CacheGeometry, TableKind
-from headway.cache.hit import Hit
-from headway.cache.index import PrefixIndex
-from headway.cache.lease import LeaseTable, Record
-from headway.cache.placement import Placement
-from headway.cache.pool import BlockPool
-from headway.cache.prompt import Prompt
-from headway.cache.spec import ComputeCost
-from headway.cache.tree import Match
+from headway.cache.index.explain import Explanation
+from headway.cache.index.hit import Hit
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.tree import Match
+from headway.cache.lease.commit import Committer
+from headway.cache.lease.table import LeaseTable, Record
+from headway.cache.policy.placement import Placement
+from headway.cache.shape.geometry import CacheGeometry, TableKind
+from headway.cache.shape.prompt import Prompt
+from headway.cache.shape.spec import ComputeCost
 from headway.errors import UnservableError
 
 __all__ = ["Opener"]

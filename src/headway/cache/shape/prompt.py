@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headway.cache import numbers
+from headway.cache.shape import checks
 from headway.errors import LeaseError
 
 __all__ = ["Media", "Prompt", "Symbols"]
@@ -45,7 +45,7 @@ class Symbols:
         Raises:
             LeaseError: A negative token id, or a medium outside the tokens.
         """
-        symbols = numbers.tokens("tokens", tokens).copy()
+        symbols = checks.tokens("tokens", tokens).copy()
         if len(symbols) and symbols.min() < 0:
             raise LeaseError(f"token ids must not be negative: {int(symbols.min())}")
         for item in media:
@@ -91,13 +91,13 @@ class Prompt:
         Raises:
             LeaseError: An empty prompt, or marks outside of it.
         """
-        tokens = numbers.tokens("tokens", self.tokens)
+        tokens = checks.tokens("tokens", self.tokens)
         if tokens.ndim != 1 or len(tokens) == 0:
             raise LeaseError("a prompt needs at least one token, as a one-dimensional array")
         object.__setattr__(self, "tokens", np.ascontiguousarray(tokens))
         for name in ("boundaries", "breakpoints"):
             if not isinstance(getattr(self, name), tuple) or getattr(self, name):
-                object.__setattr__(self, name, numbers.positions(name, getattr(self, name), len(tokens)))
+                object.__setattr__(self, name, checks.positions(name, getattr(self, name), len(tokens)))
         for name in ("pin", "namespace"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headway.cache.geometry import CacheGeometry, TableKind
-from headway.cache.index import PrefixIndex
-from headway.cache.lease import FAR, RUNNING, STEPPING, LeaseTable, Record, Rows, ragged
-from headway.cache.numbers import longs
-from headway.cache.placement import Place
-from headway.cache.pool import BlockPool
-from headway.cache.step import StateExport, Step
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.lease.step import StateExport, Step
+from headway.cache.lease.table import FAR, RUNNING, STEPPING, LeaseTable, Record, Rows, ragged
+from headway.cache.policy.placement import Place
+from headway.cache.shape.checks import longs
+from headway.cache.shape.geometry import CacheGeometry, TableKind
 from headway.errors import LeaseError
 
 __all__ = ["Extender"]

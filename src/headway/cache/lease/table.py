@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.explain import Explanation
-from headway.cache.geometry import CacheGeometry, TableGeometry, TableKind
-from headway.cache.placement import Place
-from headway.cache.prompt import Prompt
-from headway.cache.step import StateExport
-from headway.cache.tree import Match
+from headway.cache.index.explain import Explanation
+from headway.cache.index.tree import Match
+from headway.cache.lease.step import StateExport
+from headway.cache.policy.placement import Place
+from headway.cache.shape.geometry import CacheGeometry, TableGeometry, TableKind
+from headway.cache.shape.prompt import Prompt
 from headway.errors import LeaseError
 
 if TYPE_CHECKING:
-    from headway.cache.hit import Hit
+    from headway.cache.index.hit import Hit
 
 __all__ = [
     "BROKEN",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.checkpoint import Checkpoint
-from headway.cache.index import PrefixIndex
-from headway.cache.prompt import Prompt
-from headway.cache.tree import Match
+from headway.cache.index.checkpoint import Checkpoint
+from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.tree import Match
+from headway.cache.shape.prompt import Prompt
 
 __all__ = ["Hit"]
 

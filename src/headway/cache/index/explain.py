@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from headway.cache.tree import Match, Node
+from headway.cache.index.tree import Match, Node
 
 __all__ = ["Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
 

@@ -11,8 +11,8 @@ so what is new is judged by its kind, and what is old by itself. Time is counted
 cache.
 
 A use counts whether or not the checkpoint was still there. Else, in a small memory, nothing would look worth keeping
-for longer than it is kept. So what went stays known for a while (`headway.cache.tree.LostCheckpoint`): a request that
-would have resumed from it counts, and a checkpoint that is taken there again goes on with its uses.
+for longer than it is kept. So what went stays known for a while: a request that would have resumed from it counts, and
+a checkpoint that is taken there again goes on with its uses.
 
 Requests do not come as evenly as that model has it. Two corrections for it were chosen on traces (docs/policy.md): t is
 the mean of the time since a checkpoint was taken and the time since it was used last, and w is 0.3 of the geometric
