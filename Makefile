@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+NEWEST ?= python3.13
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,10 +19,20 @@ define install
 	echo "headway: installed in $$(( $$(date +%s) - start )) s"
 endef
 
+# The cache and replay alone, in an environment without torch. $(1) is its folder, $(2) its Python, $(3) what to install.
+# Old packages call what new ones deprecate, so here such warnings are no errors.
+define light
+	@test -x $(1)/bin/python || $(2) -m venv $(1)
+	@$(1)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input \
+		-e . $(3) hypothesis pytest pytest-timeout pytest-xdist
+	@$(1)/bin/python -m pytest -n 2 -q -m "not slow" -W default::DeprecationWarning -W default::PendingDeprecationWarning \
+		tests/cache tests/replay $(ARGS)
+endef
+
 .PHONY: help
 help:  ## List the targets
 	@echo "Usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: serve
 serve: $(VENV)/.serve  ## Serve the built-in model on port 8000; ARGS go to `headway serve`
@@ -34,6 +45,19 @@ test: $(VENV)/.dev  ## Run the tests on two processes, without the slow ones; AR
 .PHONY: slow
 slow: $(VENV)/.dev  ## Run the slow tests on two processes; ARGS go to pytest
 	@$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
+
+.PHONY: test-lowest
+test-lowest:  ## Run the tests of cache and replay with the oldest dependencies that pyproject.toml allows
+	$(call light,$(VENV)-lowest,$(PYTHON),$$($(PYTHON) tools/lowest.py report zstd))
+
+.PHONY: test-newest
+test-newest:  ## Run the same tests on Python 3.13, where there is one
+	@if $(NEWEST) -c '' 2>/dev/null; then $(MAKE) .test-newest; \
+		else echo "headway: skipped, because there is no $(NEWEST) here (NEWEST=PATH names one)"; fi
+
+.PHONY: .test-newest
+.test-newest:
+	$(call light,$(VENV)-newest,$(NEWEST),-c constraints.txt matplotlib zstandard)
 
 .PHONY: lint
 lint: $(VENV)/.dev  ## Check style, types, imports, the repository's rules and the documentation
@@ -68,7 +92,7 @@ train: $(VENV)/.dev  ## Train the built-in model again (up to 90 minutes on two 
 
 .PHONY: clean
 clean:  ## Remove .venv, caches and builds
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The environment: its Python first, then a stamp for each set of extras. The larger set holds the smaller.

@@ -1,7 +1,7 @@
 """The README's commands do what it shows: each is run here, or is named below with the reason why not.
 
-`make serve` and `make test` are run as what they call, in the environment at hand: another test of a package index would
-only measure the network. Times and sizes are masked, because they belong to the machine.
+`make serve` and `make test` are run as what they call, in the environment at hand, because installing needs packages from
+outside. Times and sizes are masked, because they belong to the machine.
 """
 
 from __future__ import annotations
@@ -100,11 +100,8 @@ def masked(line: str) -> str:
 
 def missing(expected: list[str], printed: str) -> list[str]:
     """Return the lines that are shown and not printed, in this order. `...` stands for any lines."""
-    lines, absent = iter(map(masked, printed.splitlines())), []
-    for line in map(masked, expected):
-        if line != "..." and line not in lines:
-            absent.append(line)
-    return absent
+    lines = iter(map(masked, printed.splitlines()))
+    return [line for line in map(masked, expected) if line != "..." and line not in lines]
 
 
 def run(*command: str) -> str:
