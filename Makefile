@@ -64,7 +64,7 @@ lint: $(VENV)/.dev  ## Check style, types, imports, the repository's rules and t
 	@echo "headway: ruff" && $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
 	@echo "headway: mypy" && $(BIN)/mypy
 	@echo "headway: imports" && $(BIN)/python tools/check_imports.py
-	@$(BIN)/lint-imports > $(VENV)/imports.txt || { cat $(VENV)/imports.txt >&2; exit 1; }
+	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.txt || { cat $(VENV)/imports.txt >&2; exit 1; }
 	@echo "headway: rules" && $(BIN)/python tools/check_rules.py
 	@echo "headway: prose and links" && $(BIN)/python tools/check_prose.py && $(BIN)/python tools/check_links.py
 	@echo "headway: documentation" && $(BIN)/python tools/check_structure.py && $(BIN)/mkdocs build --strict --quiet

@@ -12,6 +12,7 @@ from pathlib import Path
 from site_links import PROJECT, ROOT
 
 REPOSITORY = re.compile(re.escape(PROJECT["urls"]["Repository"]) + r"/(?:blob|raw|tree)/main/")
+INDEX_PAGES = {ROOT / "README.md", ROOT / "packages" / "builtin-model" / "README.md"}
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|(?:src|href)=\"([^\"]+)\"|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
@@ -45,6 +46,8 @@ def broken_links(path: Path) -> Iterator[str]:
             continue
         file, _, anchor = inside.partition("#")
         folder = path.parent if inside == link else ROOT
+        if inside == link and file and path in INDEX_PAGES:
+            yield f"{path.relative_to(ROOT)}: a package index shows this page, so the link must be absolute: {link}"
         target = (folder / file).resolve() if file else path
         if not target.exists():
             yield f"{path.relative_to(ROOT)}: no such file: {link}"
