@@ -22,7 +22,7 @@ SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)[.?!][)\"'*_]*(?=\s+[
 MEASURE = (
     r"bits?|bytes?|[KMG]i?B|blocks?|tokens?|entr(?:y|ies)|states?|requests?|steps?|rows?|lines?|objects?|records?"
     r"|messages?|collectives?|process(?:es)?|actors?|checkpoints?|uses?|points?|nats?|ms|us|s|seconds?|microseconds?"
-    r"|milliseconds?|FLOPs?|numbers?|values?|\d+"
+    r"|milliseconds?|FLOPs?|numbers?|values?|sentences?|\d+"
 )
 PER = r"token|block|byte|state|request|step|row|rank|layer|second|minute|hour|user|GPU|tick|lease|prompt|answer|line"
 UNIT = re.compile(rf"(?<![\w`-])(?:{MEASURE})\s+an?\s+(?:{PER})\b(?!-)")

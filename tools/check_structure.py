@@ -1,7 +1,7 @@
 """Check that docs/structure.md names every module of src/headway exactly once, and nothing that does not exist.
 
-Run by `make lint`. A package has a heading, a module a line of a list; both begin with its path in backticks and a colon.
-Other mentions of modules on the page, as in the way of a request, must exist too.
+Run by `make lint`. A package has a heading, a module a line of a list; both begin with a path in backticks and a colon.
+Other modules that the page mentions, as in the way of a request, must exist too.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The README's commands do what it shows: each is run here, or is named below with the reason why not.
 
-`make serve` and `make test` are run as what they call, in the environment at hand: installing needs packages from outside.
-Times and sizes are masked, because they belong to the machine.
+`make serve` and `make test` are run as what they call, in the environment at hand, without an installation. Times and
+sizes are masked, because they belong to the machine.
 """
 
 from __future__ import annotations
