@@ -80,7 +80,7 @@ def test_evicted_path() -> None:
         (Reason.EVICTED, 0, 31),
         (Reason.LAST_TOKEN, 31, 32),
     ]
-    assert "2.0 s ago" in story.losses[0].detail
+    assert "2.0 s ago" in str(story.losses[0].detail)
 
 
 def test_evicted_checkpoint_is_named() -> None:
@@ -93,7 +93,7 @@ def test_evicted_checkpoint_is_named() -> None:
         (Reason.STATE_NEVER_TAKEN, 12, 15),
         (Reason.LAST_TOKEN, 15, 16),
     ]
-    assert "breakpoint checkpoint at 12" in story.losses[0].detail
+    assert "breakpoint checkpoint at 12" in str(story.losses[0].detail)
 
 
 def test_other_namespace() -> None:

@@ -190,7 +190,7 @@ def test_pins_never_take_more_than_their_share() -> None:
     engine = Engine.of(ATTENTION, blocks=40, pin_share=0.25, eviction="lru")
     engine.run(tokens((1, 32)), pin=32)
     engine.run(tokens((2, 32)), pin=32)
-    assert engine.cache.stats().counters.pins_refused == 1
+    assert engine.cache.stats().counters.refused == {"pin:pin_share": 1}
     flood(engine)
     assert engine.hit(tokens((1, 32), (9, 1))) >= 31
     assert engine.hit(tokens((2, 32), (9, 1))) == 0
@@ -200,7 +200,7 @@ def test_pinning_again_is_not_counted_twice() -> None:
     engine = Engine.of(ATTENTION, blocks=40, pin_share=0.25)
     for _ in range(3):
         engine.run(tokens((1, 32)), pin=32)
-    assert engine.cache.stats().counters.pins_refused == 0
+    assert engine.cache.stats().counters.refused == {}
     assert engine.cache.stats().pinned == 8
 
 

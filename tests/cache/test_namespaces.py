@@ -13,7 +13,7 @@ def test_namespaces_behind_which_nothing_is_known_are_forgotten() -> None:
         cache.commit(cache.extend([lease.row], len(tokens)))
         cache.finish([lease.row])
     # The pool holds one such prompt and no history is kept: all but the last few namespaces are empty.
-    assert len(cache._index.roots) < 300
+    assert len(cache._index.tree.roots) < 300
     assert len(cache._namespaces) < 2000
 
 

@@ -5,11 +5,13 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 
 from headway.cache.config import CacheConfig
 from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
-from headway.cache.index.explain import Explanation, Loss, Reason, Waterfall
+from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
 from headway.cache.index.hit import Hit
-from headway.cache.index.reclaim import Counters
+from headway.cache.index.path import KeptCheckpoint, Path, PathPart, WentCheckpoint
+from headway.cache.index.usage import Counters
 from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.table import MOST_SAMPLED, Lease
+from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.eviction import EVICTIONS, Candidate, EvictionPolicy, GreedyDual, Lru, Value
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
@@ -43,18 +45,23 @@ __all__ = [
     "ComputeCost",
     "Counters",
     "Event",
+    "Evicted",
     "EvictionPolicy",
     "Explanation",
     "FullAttention",
     "GreedyDual",
     "GroupGeometry",
     "Hit",
+    "KeptCheckpoint",
     "LayerSpec",
     "Lease",
     "Loss",
     "Lru",
     "Media",
+    "Outcome",
     "ParallelLayout",
+    "Path",
+    "PathPart",
     "Position",
     "PrefixCache",
     "Prompt",
@@ -71,5 +78,7 @@ __all__ = [
     "TableKind",
     "Value",
     "Waterfall",
+    "WentCheckpoint",
+    "Wish",
     "check_placement",
 ]

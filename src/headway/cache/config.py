@@ -33,11 +33,13 @@ class CacheConfig:
         cost: What computing tokens costs; ranks what to keep.
         exports_inside: The model can export states inside a chunk, so prefill need not stop at checkpoints.
         max_leases: Running requests for which room is made at once; grows when needed.
-        pin_share: Largest share of the pool that pins may protect, counted by tokens: where a pinned path branches
-            inside a block, it names one id more than counted.
-        pin_seconds: Time to live of a pin.
-        history_tokens: Tokens of evicted paths that are remembered to explain misses and to see where traffic parts;
+        pin_share: Largest share of the pool that pins may protect.
+        pin_seconds: Time to live of a pin whose prompt does not say.
+        history_tokens: Tokens that may be known: of what is kept, and of what went, to explain misses and to see where
+            traffic parts. What is kept or running is known in any case; of what went the oldest is forgotten first.
             None: four times what the pool can hold.
+        history_bytes: The same bound for all that is known, in bytes. None: room for the tokens of four full pools, and
+            16 MiB.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
             when its request ends.
         check: Check every invariant after every operation (slow; for tests).
@@ -57,6 +59,7 @@ class CacheConfig:
     pin_share: float = 0.5
     pin_seconds: float = 3600.0
     history_tokens: int | None = None
+    history_bytes: int | None = None
     answer_stretch: int = 256
     check: bool = False
 
@@ -75,8 +78,9 @@ class CacheConfig:
                 check_whole(name, getattr(self, name), high=2**40)
         check_float("pin_share", self.pin_share, 0.0, 1.0)
         check_float("pin_seconds", self.pin_seconds, 1e-3, 1e12)
-        if self.history_tokens is not None:
-            check_whole("history_tokens", self.history_tokens, low=0)
+        for name in ("history_tokens", "history_bytes"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), low=0)
         for name, kind in (("layout", ParallelLayout), ("cost", ComputeCost)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
@@ -87,3 +91,10 @@ class CacheConfig:
     def geometry(self) -> CacheGeometry:
         """The geometry that this configuration gives."""
         return CacheGeometry(self.groups, self.layout, block_tokens=self.block_tokens, block_bytes=self.block_bytes)
+
+    def history_limits(self) -> tuple[int, int]:
+        """Most tokens and bytes that may be known: what is given, or the defaults."""
+        largest = max((table.span for table in self.geometry().prefix_tables), default=1024)
+        tokens = 4 * self.blocks * largest + 65536 if self.history_tokens is None else self.history_tokens
+        given = self.history_bytes
+        return tokens, 16 * self.blocks * largest + 16 * 2**20 if given is None else given

@@ -1,4 +1,4 @@
-"""Looking into a cache as a whole: who holds which block, and whether every invariant holds."""
+"""Whether every invariant of a cache holds: who holds and who needs which block, and how its edges lie."""
 
 from __future__ import annotations
 
@@ -7,73 +7,127 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.cache.index.edge import Edge
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.index.tree import Node
+from headway.cache.index.tree import EDGE_BYTES, LOST_BYTES
 from headway.cache.lease.table import LeaseTable
 from headway.cache.shape.geometry import CacheGeometry, TableKind
 
-__all__ = ["check", "leased_blocks", "pinned_blocks"]
+__all__ = ["check"]
 
-Mask = NDArray[np.bool_]
-
-
-def leased_blocks(leases: LeaseTable, geometry: CacheGeometry, blocks: int) -> Mask:
-    """Bool [blocks]: what running leases need, their shared prefixes included."""
-    needed = np.zeros(blocks, dtype=np.bool_)
-    for row in leases.active_rows():
-        for table in geometry.tables:
-            first = int(leases.owned[table.index, row]) if table.kind in (TableKind.WINDOW, TableKind.CHUNK) else 0
-            needed[leases.blocks[table.index][row, first : int(leases.filled[table.index, row])]] = True
-        for _, source in leases.record(row).sources:
-            needed[source] = True
-        for export in leases.record(row).exports.values():
-            needed[export.destination] = True
-    return needed
-
-
-def pinned_blocks(index: PrefixIndex, blocks: int) -> Mask:
-    """Bool [blocks]: what pins protect."""
-    pinned = np.zeros(blocks, dtype=np.bool_)
-    for node in index.nodes() if index.reclaim.pinned_blocks else ():
-        below = [c for c in node.checkpoints if c.pinned_until]
-        for checkpoint in below:
-            for section in checkpoint.sections:
-                pinned[section.ids] = True
-        reach = max([c.position for c in below] + ([node.pinned_to] if node.pinned_until else []), default=0)
-        for ancestor in node.path() if reach else ():
-            for table, run in zip(index.residency.tables, ancestor.runs, strict=True):
-                last = -(-min(reach, ancestor.resident) // table.span) - ancestor.start // table.span
-                pinned[run.view[: max(0, last)]] = True
-    return pinned
+Counts = NDArray[np.int64]
 
 
 def check(index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool: BlockPool) -> None:
-    """Check every invariant.
+    """Check every invariant. O(everything).
 
     Raises:
         AssertionError: Names the broken one.
     """
-    nodes = index.nodes()
-    holders = np.zeros(pool.blocks, dtype=np.int64)
-    for node in nodes:
-        _check_node(node, geometry, index)
-        for run in node.runs:
-            np.add.at(holders, run.view, 1)
-        for checkpoint in node.checkpoints:
-            assert checkpoint.node is node, "a checkpoint names another edge"
+    edges = list(index.tree.edges())
+    for edge in edges:
+        _check_edge(edge, index)
+        _check_records(edge, index)
+    _check_counts(index, leases, geometry, pool, edges)
+    _check_writers(leases, geometry, edges, pool.blocks)
+    _check_anchors(index, leases, edges)
+    tokens = sum(len(edge.text) for edge in edges)
+    assert index.tree.tokens == tokens - len(edges) * index.tree.lookahead, "wrong count of known tokens"
+    known = (len(edges) + len(index.tree.roots)) * EDGE_BYTES + 4 * tokens
+    known += LOST_BYTES * sum(len(edge.lost) for edge in edges)
+    assert index.tree.nbytes == known, f"the tree counts {index.tree.nbytes} bytes and has {known}"
+
+
+def _check_edge(edge: Edge, index: PrefixIndex) -> None:
+    tree = index.tree
+    assert edge.start <= edge.resident <= edge.computed <= edge.end, "resident, computed and known ends out of order"
+    assert edge.start < edge.end, "an edge without tokens"
+    assert len(edge.text) == edge.end - edge.start + tree.lookahead, "an edge's text has a wrong length"
+    children = edge.children.items()
+    assert all(tree.key(child.text) == key for key, child in children), "a child under a wrong key"
+    assert all(child.parent is edge for _, child in children), "a child names another parent"
+    resident = sum(child.resident > child.start for _, child in children)
+    assert edge.resident_children == resident, "wrong count of resident children"
+    assert resident == 0 or edge.resident == edge.end, "a resident child behind a gap"
+    assert edge.computed == edge.end or all(child.computed == child.start for _, child in children), (
+        "a computed child behind a gap"
+    )
+    for table, run in zip(tree.tables, edge.runs, strict=True):
+        size = -(-edge.resident // table.span) - edge.start // table.span if edge.resident > edge.start else 0
+        assert len(run) == size, "an edge holds a wrong number of blocks"
+    if not children:
+        last = max([edge.computed, *(anchor.position for anchor in edge.anchors)])
+        assert edge.end == last, "tokens are known that nobody computed and nobody will"
+
+
+def _check_records(edge: Edge, index: PrefixIndex) -> None:
+    """What lies on an edge lies inside it and names it."""
+    assert edge.marks == [one.position for one in edge.checkpoints], "marks and checkpoints differ"
+    assert all(one.edge is edge for one in edge.checkpoints), "a checkpoint names another edge"
+    if index.floats:
+        assert edge.marks == [edge.resident], "a checkpoint that floats is not at the resident end"
+    else:
+        assert all(a < b for a, b in pairwise(edge.marks)), "checkpoints out of order"
+        assert all(edge.start < mark <= edge.resident for mark in edge.marks), "a checkpoint outside the resident part"
+        assert edge.trim is None
+        if edge.idle:
+            assert edge.resident == (edge.marks[-1] if edge.marks else edge.start), "unreachable entries are kept"
+    lost = [one.position for one in edge.lost]
+    assert all(a < b for a, b in pairwise(lost)), "lost checkpoints out of order"
+    assert all(edge.start < position <= edge.computed for position in lost), "a loss where nothing was computed"
+    assert index.floats or not set(lost) & set(edge.marks), "a checkpoint is both kept and lost"
+    assert all(pin.edge is edge and edge.start < pin.position <= edge.resident for pin in edge.pins), "a stray pin"
+    pins = {pin.position for pin in edge.pins}
+    assert len(pins) == len(edge.pins), "two pins at one position"
+    if not index.floats:
+        assert {one.position for one in edge.checkpoints if one.pinned} == pins, "pins and pinned checkpoints differ"
+    assert edge.trim is None or edge.computed > edge.resident, "a trim where nothing is missing"
+
+
+def _check_counts(
+    index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool: BlockPool, edges: list[Edge]
+) -> None:
+    holders, users, pins = (np.zeros(pool.blocks, dtype=np.int64) for _ in range(3))
+    for edge in edges:
+        for run in edge.runs:
+            np.add.at(holders, np.array(run, dtype=np.int64), 1)
+        for checkpoint in edge.checkpoints:
             for section in checkpoint.sections:
                 np.add.at(holders, section.ids, 1)
+        for pin in edge.pins:
+            np.add.at(pins, index.reclaim.pins.blocks_under(edge, pin.position), 1)
+    users += pins
     for row in leases.active_rows():
-        _count_lease(leases, geometry, row, holders)
-    wrong = np.flatnonzero(holders != pool.references)
-    assert len(wrong) == 0, f"block {wrong[0]} has {holders[wrong[0]]} holders, counted as {pool.references[wrong[0]]}"
+        _count_lease(leases, geometry, row, holders, users)
+    for name, counted, kept in (
+        ("holders", holders, pool.references),
+        ("users", users, pool.users),
+        ("pins", pins, pool.pins),
+    ):
+        wrong = np.flatnonzero(counted != kept)
+        assert len(wrong) == 0, f"block {wrong[0]} has {counted[wrong[0]]} {name}, counted as {kept[wrong[0]]}"
+    assert pool.used == np.count_nonzero(users), "wrong count of used blocks"
+    assert pool.pinned == np.count_nonzero(pins), "wrong count of pinned blocks"
     free = pool.free_ids()
     assert _distinct(free, pool.blocks), "a block is free twice"
     assert (pool.references[free] == 0).all(), "a free block has a holder"
     assert len(free) + int((pool.references > 0).sum()) == pool.blocks, "free and held blocks are not all blocks"
-    _check_writers(leases, geometry, nodes, pool.blocks)
-    _check_actives(leases, nodes)
+
+
+def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, holders: Counts, users: Counts) -> None:
+    record = leases.record(row)
+    for table in geometry.tables:
+        first = 0 if table.kind is TableKind.STATE else int(leases.owned[table.index, row])
+        ids = leases.blocks[table.index][row, : int(leases.filled[table.index, row])]
+        used = ids if table.kind is TableKind.PREFIX else ids[first:]
+        assert (used >= 0).all(), "a lease's block table has a hole"
+        np.add.at(holders, ids[first:], 1)
+        np.add.at(users, used, 1)
+    extra = [source for _, source in record.sources] + [export.destination for export in record.exports.values()]
+    for ids in extra:
+        np.add.at(holders, ids, 1)
+        np.add.at(users, ids, 1)
 
 
 def _distinct(ids: NDArray[np.int32], blocks: int) -> bool:
@@ -83,39 +137,7 @@ def _distinct(ids: NDArray[np.int32], blocks: int) -> bool:
     return bool(seen.sum() == len(ids))
 
 
-def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, holders: NDArray[np.int64]) -> None:
-    record = leases.record(row)
-    for table in geometry.tables:
-        first = 0 if table.kind is TableKind.STATE else int(leases.owned[table.index, row])
-        ids = leases.blocks[table.index][row, first : int(leases.filled[table.index, row])]
-        assert (ids >= 0).all(), "a lease's block table has a hole"
-        np.add.at(holders, ids, 1)
-    for _, source in record.sources:
-        np.add.at(holders, source, 1)
-    for export in record.exports.values():
-        np.add.at(holders, export.destination, 1)
-
-
-def _check_node(node: Node, geometry: CacheGeometry, index: PrefixIndex) -> None:
-    assert node.start <= node.resident <= node.end, "resident end outside the edge"
-    assert node.text.size > 0, "an edge without tokens"
-    children = node.children.items()
-    assert all(index.tree.key(child.text.view) == key for key, child in children), "a child under a wrong key"
-    assert node.text.size == node.end - node.start + geometry.lookahead, "an edge's text has a wrong length"
-    resident = sum(child.resident > child.start for _, child in children)
-    assert node.resident_children == resident, "wrong count of resident children"
-    assert resident == 0 or node.resident == node.end, "a resident child behind a gap"
-    assert all(a < b for a, b in pairwise(node.marks)), "checkpoints out of order"
-    assert node.marks == [c.position for c in node.checkpoints], "marks and checkpoints differ"
-    assert all(node.start < mark <= node.resident for mark in node.marks), "a checkpoint outside the resident part"
-    for table, run in zip(geometry.prefix_tables, node.runs, strict=True):
-        size = -(-node.resident // table.span) - node.start // table.span if node.resident > node.start else 0
-        assert run.size == size, "an edge holds a wrong number of blocks"
-    if index.tail and node.active == 0 and resident == 0:
-        assert node.resident == (node.marks[-1] if node.marks else node.start), "unreachable entries are kept"
-
-
-def _check_writers(leases: LeaseTable, geometry: CacheGeometry, nodes: list[Node], blocks: int) -> None:
+def _check_writers(leases: LeaseTable, geometry: CacheGeometry, edges: list[Edge], blocks: int) -> None:
     """What a lease may write is in no other lease's table, and in the tree only up to what is computed."""
     for table in geometry.tables:
         written: list[NDArray[np.int32]] = []
@@ -124,17 +146,16 @@ def _check_writers(leases: LeaseTable, geometry: CacheGeometry, nodes: list[Node
             written.append(leases.blocks[table.index][row, first : int(leases.filled[table.index, row])])
         ids = np.concatenate(written) if written else np.empty(0, dtype=np.int32)
         assert _distinct(ids, blocks), "two leases may write one block"
-        states = [c.sections[-1].ids for n in nodes for c in n.checkpoints] if table.kind is TableKind.STATE else []
+        states = [c.sections[-1].ids for e in edges for c in e.checkpoints] if table.kind is TableKind.STATE else []
         assert not states or not np.isin(ids, np.concatenate(states)).any(), "a running state is a checkpoint"
 
 
-def _check_actives(leases: LeaseTable, nodes: list[Node]) -> None:
-    active: dict[Node, int] = {}
-    for row in leases.active_rows():
-        at = leases.record(row).at
-        if row in at.node.rows:
-            for node in at.node.path():
-                active[node] = active.get(node, 0) + 1
-            assert at.node.parent is None or at.node.start < at.position <= at.node.end, "a lease ends outside its edge"
-    for node in nodes:
-        assert node.active == active.get(node, 0), "wrong count of active leases"
+def _check_anchors(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
+    records = [leases.record(row) for row in leases.active_rows()]
+    anchors = [record.anchor for record in records if record.anchor is not None]
+    for edge in (*edges, *index.tree.roots.values()):
+        here = [anchor for anchor in anchors if anchor.edge is edge]
+        assert {id(anchor) for anchor in here} == {id(anchor) for anchor in edge.anchors}, "wrong leases on an edge"
+        assert edge.busy == len(here) + sum(child.busy > 0 for child in edge.children.values()), "wrong count of leases"
+        if edge.parent is not None:
+            assert all(edge.start < anchor.position <= edge.end for anchor in here), "a lease ends outside its edge"

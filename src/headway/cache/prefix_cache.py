@@ -17,29 +17,32 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
+from headway.cache.index.edge import Edge
 from headway.cache.index.events import Event
 from headway.cache.index.explain import Explanation, Waterfall, explain_match
 from headway.cache.index.hit import Hit
+from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.index.reclaim import Counters
-from headway.cache.index.tree import Match
+from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
+from headway.cache.policy.eviction import eviction_policy
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import longs
 from headway.cache.shape.prompt import Media, Prompt, Symbols
+from headway.errors import LeaseError
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
@@ -72,7 +75,7 @@ class CacheStats:
         blocks: Blocks in the pool.
         free: Held by nobody.
         leased: Needed by running leases.
-        pinned: Under pins.
+        pinned: Under pins, and not needed by leases.
         evictable: Neither free nor leased nor pinned.
         leases: Running leases.
         checkpoints: Checkpoints kept.
@@ -111,11 +114,19 @@ class PrefixCache:
         self.geometry = config.geometry()
         self._pool = BlockPool(config.blocks)
         self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch)
-        self._index = PrefixIndex(config, self.geometry, self._pool, self._leases, clock)
+        self._index = PrefixIndex(
+            self.geometry,
+            self._pool,
+            eviction_policy(config.eviction),
+            cost=config.cost,
+            clock=clock,
+            pin_share=config.pin_share,
+            history=config.history_limits(),
+        )
         parts = (self.geometry, self._pool, self._leases, self._index)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         self._extender = Extender(*parts, inside=config.exports_inside)
-        self._committer = Committer(*parts, self._placement)
+        self._committer = Committer(*parts, self._placement, config.pin_seconds)
         self._opener = Opener(*parts, self._placement, self._committer, config.cost)
         self._clock = clock
         self._namespaces: dict[tuple[str, str, str], int] = {("", "", ""): 0}
@@ -133,8 +144,8 @@ class PrefixCache:
         """
         key = (model, adapter, salt)
         if key not in self._namespaces:
-            if len(self._namespaces) > 2 * len(self._index.roots) + _NAMESPACES_KEPT:
-                known = self._index.roots
+            if len(self._namespaces) > 2 * len(self._index.tree.roots) + _NAMESPACES_KEPT:
+                known = self._index.tree.roots
                 self._namespaces = {k: n for k, n in self._namespaces.items() if n in known or n == 0}
             self._namespaces[key] = next(self._namespace_ids)
         return self._namespaces[key]
@@ -151,28 +162,38 @@ class PrefixCache:
 
     def lookup(self, prompt: Prompt) -> Hit:
         """Where `prompt` can resume. Changes nothing; O(matched tokens + branches)."""
-        at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.tokens)
-        kind = checkpoint.kind if checkpoint else ("path" if tokens else "")
-        matched = min(at.position + self.geometry.lookahead, len(prompt.tokens)) if at.position else 0
+        at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.data)
+        kind = checkpoint.kind if checkpoint else ""
+        matched = self._matched(at.position, prompt)
         return Hit(tokens, matched, kind, prompt, at, checkpoint, self._index, self._index.version)
+
+    def lookup_batch(self, prompts: Iterable[Prompt]) -> list[Hit]:
+        """`lookup` for each of `prompts`."""
+        return [self.lookup(prompt) for prompt in prompts]
 
     def explain(self, prompt: Prompt) -> Explanation:
         """What would become of every token of `prompt`. Changes nothing."""
         return self._explain(self.lookup(prompt))
 
+    def path(self, prompt: Prompt) -> Path:
+        """What is known of the path of `prompt`, part by part. Changes nothing."""
+        return describe_path(self.lookup(prompt).at, self._clock())
+
+    def _matched(self, position: int, prompt: Prompt) -> int:
+        """Tokens of `prompt` that match, where `position` entries do."""
+        return min(position + self.geometry.lookahead, len(prompt.tokens)) if position else 0
+
     def _explain(self, hit: Hit) -> Explanation:
         prompt, elsewhere = hit.prompt, 0
-        if hit.matched == 0:
-            latest = itertools.islice(reversed(self._index.roots.items()), _NAMESPACES_COMPARED)
-            others = [root for namespace, root in latest if namespace != prompt.namespace]
-            follow = self._index.tree.follow
-            elsewhere = max((follow(Match(root, 0), prompt.tokens).position for root in others), default=0)
+        if hit.matched < len(prompt.tokens):
+            known = self._index.known_elsewhere(prompt.namespace, prompt.data, _NAMESPACES_COMPARED)
+            elsewhere = self._matched(known, prompt)
         return explain_match(
             hit.at,
             len(prompt.tokens),
             hit.tokens,
             hit.matched,
-            tail=self._index.tail,
+            floats=self._index.floats,
             now=self._clock(),
             elsewhere=elsewhere,
         )
@@ -189,11 +210,15 @@ class PrefixCache:
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
         """
+        if hit is not None and hit.index is not self._index:
+            raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
         if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
             hit = self.lookup(prompt)
         self._opener.refuse_unservable(hit)
-        hit = self._opener.affordable(hit)
         explanation = self._explain(hit)
+        if not self._opener.affordable(hit):
+            hit = replace(hit, tokens=0, kind="", checkpoint=None)
+            explanation = explanation.without_hit()
         self._waterfall.add(explanation)
         row = self._opener.open(hit, explanation)
         self._after()
@@ -265,7 +290,7 @@ class PrefixCache:
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "answer_end" if self._placement.answer_end or not self._index.tail else None, RUNNING)
+        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None, RUNNING)
 
     def preempt(self, rows: ArrayLike) -> None:
         """Take requests' memory away. Coming back, as a new lease on all their tokens, is a hit: states are kept.
@@ -292,36 +317,58 @@ class PrefixCache:
             self._committer.close(row)
         self._after()
 
+    # ---- wishes about what is kept
+
+    def unpin(self, prompt: Prompt) -> int:
+        """End every pin on the known path of `prompt`, at its last token or before. Returns how many."""
+        lifted = self._index.unpin(self.lookup(prompt).at)
+        self._after()
+        return lifted
+
+    def forget(self, prompt: Prompt) -> ResetReport:
+        """Forget every sequence that begins with `prompt`, as far back as no other known sequence shares it.
+
+        Shorter sequences that the same requests made known go too. Nothing happens if the whole of `prompt` is not
+        known. Running leases go on, with their own memory, and publish nothing more.
+        """
+        at = self.lookup(prompt).at
+        if at.position < len(prompt.tokens) - self.geometry.lookahead or not at.position:
+            return ResetReport(0, 0, 0)
+        top = at.edge
+        while top.parent is not None and top.parent.parent is not None and len(top.parent.children) == 1:
+            top = top.parent
+        return self._forget([top], "forgotten")
+
+    def forget_namespace(self, namespace: int) -> ResetReport:
+        """Forget all that is known in a namespace. Running leases go on and publish nothing more."""
+        root = self._index.tree.roots.get(namespace)
+        return self._forget(list(root.children.values()) if root else [], "forgotten")
+
     def reset(self) -> ResetReport:
         """Forget everything, interned namespaces and media included.
 
         Running leases go on with their own memory and publish nothing more.
         """
-        free = self._pool.free
-        rows = self._leases.active_rows()
-        for row in rows:
-            self._detach(row)
-        checkpoints = self._index.clear()
+        roots = self._index.tree.roots
+        tops = [child for root in roots.values() for child in root.children.values()]
+        report = self._forget(tops, "reset", self._leases.active_rows())
+        for root in list(roots.values()):
+            self._index.tree.drop_root(root)
         self._symbols.forget()
         self._namespaces = {("", "", ""): 0}
+        return report
+
+    def _forget(self, tops: list[Edge], cause: str, rows: Sequence[int] | None = None) -> ResetReport:
+        """Forget edges and all behind them; `rows` are detached, or else those that run there."""
+        free, gone = self._pool.free, set(tops)
+        if rows is None:
+            anchors = [(row, self._leases.record(row).anchor) for row in self._leases.active_rows()]
+            rows = [row for row, anchor in anchors if anchor and not gone.isdisjoint(anchor.edge.path())]
         for row in rows:
-            record = self._leases.record(row)
-            record.at = Match(self._index.root(record.prompt.namespace), 0)
+            self._committer.detach(row)
+        checkpoints = self._index.forget(tops, cause)
         self._after()
         return ResetReport(self._pool.free - free, checkpoints, len(rows))
-
-    def _detach(self, row: int) -> None:
-        """Make a lease the holder of all that it uses."""
-        record = self._leases.record(row)
-        for table in self.geometry.prefix_tables:
-            owned = int(self._leases.owned[table.index, row])
-            self._pool.share(self._leases.blocks[table.index][row, :owned])
-            self._leases.owned[table.index, row] = 0
-        if row in record.at.node.rows:
-            self._index.detach(row, record.at)
-        record.published = False
-        record.plan.clear()
-        self._committer.set_due(row, 0)
 
     # ---- looking in
 
@@ -345,6 +392,12 @@ class PrefixCache:
         return self._pool.free
 
     @property
+    def available(self) -> int:
+        """Blocks that are free or can be evicted now: what leases could take. O(1)."""
+        self._index.reclaim.expire_pins()
+        return self._pool.available
+
+    @property
     def waterfall(self) -> Waterfall:
         """What became of the prompt tokens of all leases so far."""
         return self._waterfall
@@ -352,28 +405,32 @@ class PrefixCache:
     @property
     def counters(self) -> Counters:
         """What happened to checkpoints and blocks so far; a live object, not to be changed."""
-        return self._index.reclaim.counters
+        return self._index.usage.counters
 
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `listener` with every event from now on. Returns the function that ends it."""
-        self._index.residency.listeners.append(listener)
-        return lambda: self._index.residency.listeners.remove(listener)
+        """Call `listener` with every event from now on, each when the change it is part of is complete.
+
+        What it raises is logged (`headway.cache`) and reaches nobody else.
+
+        Returns:
+            The function that ends it.
+        """
+        return self._index.residency.listeners.add(listener)
 
     def stats(self) -> CacheStats:
-        """Memory and events. O(blocks + leases)."""
+        """Memory and events. O(1); with pins, one pass over the counts of the pool."""
         self._index.reclaim.expire_pins()
-        leased = invariants.leased_blocks(self._leases, self.geometry, self._pool.blocks)
-        pinned = invariants.pinned_blocks(self._index, self._pool.blocks) & ~leased
-        held = self._pool.references > 0
+        pool = self._pool
+        pinned = int(((pool.pins > 0) & (pool.users == pool.pins)).sum()) if pool.pinned else 0
         return CacheStats(
-            blocks=self._pool.blocks,
-            free=self._pool.free,
-            leased=int(leased.sum()),
-            pinned=int(pinned.sum()),
-            evictable=int((held & ~leased & ~pinned).sum()),
+            blocks=pool.blocks,
+            free=pool.free,
+            leased=pool.used - pinned,
+            pinned=pinned,
+            evictable=pool.available - pool.free,
             leases=self.leases,
-            checkpoints=sum(len(node.marks) for node in self._index.nodes()),
-            counters=self._index.reclaim.counters.copy(),
+            checkpoints=self._index.residency.checkpoints,
+            counters=self._index.usage.counters.copy(),
         )
 
     def check(self) -> None:
@@ -385,5 +442,7 @@ class PrefixCache:
         invariants.check(self._index, self._leases, self.geometry, self._pool)
 
     def _after(self) -> None:
+        """A change is complete."""
+        self._index.residency.listeners.deliver()
         if self.config.check:
             self.check()

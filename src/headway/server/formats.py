@@ -47,7 +47,12 @@ def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, A
         "resumed_from": result.resumed_from or None,
         "matched_tokens": 0 if explanation is None else explanation.matched,
         "losses": [
-            {"reason": loss.reason.value, "start": loss.start, "stop": loss.stop, "detail": loss.detail}
+            {
+                "reason": loss.reason.value,
+                "start": loss.start,
+                "stop": loss.stop,
+                "detail": "" if loss.detail is None else str(loss.detail),
+            }
             for loss in losses
         ],
         "boundaries": list(prompt.boundaries),

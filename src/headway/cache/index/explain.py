@@ -3,6 +3,9 @@
 Each token of a prompt lies on exactly one line: reused, or lost for one of a fixed list of reasons. Summed over
 admitted requests the lines are a waterfall: without the lines that no memory could save (`NOTHING_MATCHED`, `PARTED`,
 `LAST_TOKEN`, `OTHER_NAMESPACE`) it starts at the hit rate of an endless memory and ends at the one achieved.
+
+A reason is a claim about the tokens of its line, and it is read from records that lie at positions: what was computed,
+which checkpoints went and from where. Nothing is concluded from what merely lies on the same edge.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from headway.cache.index.tree import Match, Node
+from headway.cache.index.edge import Match
+from headway.cache.policy.reuse import PATH
 
-__all__ = ["Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
+__all__ = ["Evicted", "Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
 
 
 class Reason(Enum):
@@ -32,14 +36,38 @@ class Reason(Enum):
     """Entries of a draft depend on later tokens that did not match."""
     LAST_TOKEN = "last_token"
     """The last token of a prompt is always computed: its logits are the answer."""
+    NO_ROOM = "no_room"
+    """The pool cannot hold the whole prompt together with what resuming here would copy, so the hit was given up."""
     OTHER_NAMESPACE = "other_namespace"
     """The tokens are known under another model, adapter or cache salt only."""
     STILL_COMPUTING = "still_computing"
-    """A running request is computing them now."""
+    """A running request is computing them, or will."""
     TIER_MISSED = "tier_missed"
     """Reserved, as there are no lower tiers yet: no lower tier of memory had them."""
     TIER_FAILED = "tier_failed"
     """Reserved: a lower tier had them, but the load failed."""
+
+
+class Evicted(NamedTuple):
+    """What went: more about a line of `Reason.EVICTED`.
+
+    Attributes:
+        position: The position that could be resumed at.
+        kind: Kind of placement that had taken the checkpoint there; "path" in models that need no checkpoints.
+        cause: Why it went: "evicted", "unreachable".
+        age: Seconds since.
+    """
+
+    position: int
+    kind: str
+    cause: str
+    age: float
+
+    def __str__(self) -> str:
+        """As a part of a sentence."""
+        if self.kind == PATH:
+            return f"{self.cause} {self.age:.1f} s ago"
+        return f"the {self.kind} checkpoint at {self.position} was {self.cause} {self.age:.1f} s ago"
 
 
 class Loss(NamedTuple):
@@ -49,13 +77,13 @@ class Loss(NamedTuple):
         reason: Why.
         start: First position.
         stop: Position after the last.
-        detail: More for a human: when and by what a checkpoint went, for example. May be empty.
+        detail: What went, where the reason is `EVICTED`; else None.
     """
 
     reason: Reason
     start: int
     stop: int
-    detail: str = ""
+    detail: Evicted | None = None
 
 
 @dataclass(slots=True)
@@ -79,11 +107,16 @@ class Explanation:
         """The reasons that occur."""
         return frozenset(loss.reason for loss in self.losses)
 
+    def without_hit(self) -> Explanation:
+        """The same prompt when the pool has no room for its hit."""
+        given_up = (Loss(Reason.NO_ROOM, 0, self.hit_tokens),) if self.hit_tokens else ()
+        return Explanation(self.prompt_tokens, 0, self.matched, given_up + self.losses)
+
     def __str__(self) -> str:
-        """A sentence a line."""
+        """A sentence per line."""
         lines = [f"{self.hit_tokens} of {self.prompt_tokens} tokens reused, {self.matched} follow a known path"]
         for loss in self.losses:
-            tail = f" ({loss.detail})" if loss.detail else ""
+            tail = "" if loss.detail is None else f" ({loss.detail})"
             lines.append(f"  [{loss.start}, {loss.stop}) {loss.reason.value}: {loss.stop - loss.start} tokens{tail}")
         return "\n".join(lines)
 
@@ -114,7 +147,7 @@ class Waterfall:
 
 
 def explain_match(
-    at: Match, length: int, hit: int, matched: int, *, tail: bool, now: float, elsewhere: int = 0
+    at: Match, length: int, hit: int, matched: int, *, floats: bool, now: float, elsewhere: int = 0
 ) -> Explanation:
     """Explain a lookup.
 
@@ -123,56 +156,52 @@ def explain_match(
         length: Tokens of the prompt.
         hit: Tokens reused.
         matched: Tokens that follow a known path (`at.position` and the lookahead behind it).
-        tail: The model resumes at checkpoints only.
+        floats: The model can resume anywhere: it has no windows, chunks or states.
         now: Clock, for the age of evictions.
-        elsewhere: Tokens that another namespace knows, where this one knows nothing.
+        elsewhere: Tokens that another namespace knows.
     """
     usable = max(hit, min(at.position, length - 1))
     capped = max(usable, min(matched, length - 1))
     losses: list[Loss] = []
     if hit < usable:
-        computed = max(hit, min(_seen(at), usable))
-        losses.extend(_forgotten(at, hit, computed, tail=tail, now=now))
-        if computed < usable:
-            reason = Reason.STILL_COMPUTING if at.node.active else Reason.STATE_NEVER_TAKEN
-            losses.append(Loss(reason, computed, usable))
+        computed = max(hit, min(_computed(at), usable))
+        if hit < computed:
+            losses += _trimmed(at, hit, computed, now) if floats else _unkept(at, hit, computed, now)
+        if computed < usable:  # what is known and not computed lies before a running lease's place
+            losses.append(Loss(Reason.STILL_COMPUTING, computed, usable))
     if usable < capped:
-        losses.append(Loss(Reason.LOOKAHEAD, usable, capped, "a draft's entries depend on these tokens"))
+        losses.append(Loss(Reason.LOOKAHEAD, usable, capped))
     if capped < matched:
         losses.append(Loss(Reason.LAST_TOKEN, capped, matched))
-    if elsewhere:
-        losses.append(Loss(Reason.OTHER_NAMESPACE, 0, elsewhere))
+    if matched < elsewhere:
+        losses.append(Loss(Reason.OTHER_NAMESPACE, matched, elsewhere))
     if max(matched, elsewhere) < length:
         reason = Reason.PARTED if matched else Reason.NOTHING_MATCHED
         losses.append(Loss(reason, max(matched, elsewhere), length))
     return Explanation(length, hit, matched, tuple(losses))
 
 
-def _seen(at: Match) -> int:
+def _computed(at: Match) -> int:
     """Position up to which the matched path was ever computed."""
-    for node in at.node.path():
-        if node.seen > node.start:
-            return min(node.seen, at.position)
+    for edge in at.edge.path():
+        if edge.computed > edge.start:
+            return min(edge.computed, at.position)
     return 0
 
 
-def _forgotten(at: Match, hit: int, computed: int, *, tail: bool, now: float) -> Iterator[Loss]:
-    """Lines for [hit, computed): tokens that were computed once and cannot be reused now."""
-    gone = at.deepest_lost(hit, computed).values() if tail else ()
-    lost = max(gone, key=lambda one: (one.position, one.when), default=None)
+def _unkept(at: Match, hit: int, computed: int, now: float) -> Iterator[Loss]:
+    """Lines for [hit, computed) of a model with checkpoints: tokens that were computed and cannot be reused."""
+    lost = next(at.lost(hit, computed), None)
     if lost is not None:
-        age = f"the {lost.kind} checkpoint at {lost.position} was {lost.cause} {now - lost.when:.1f} s ago"
-        yield Loss(Reason.EVICTED, hit, lost.position, age)
+        detail = Evicted(lost.position, lost.kind, lost.cause, now - lost.when)
+        yield Loss(Reason.EVICTED, hit, lost.position, detail)
         hit = lost.position
     if hit < computed:
-        detail = "" if tail else _trimmed(at, now)
-        yield Loss(Reason.STATE_NEVER_TAKEN if tail else Reason.EVICTED, hit, computed, detail)
+        yield Loss(Reason.STATE_NEVER_TAKEN, hit, computed)
 
 
-def _trimmed(at: Match, now: float) -> str:
-    nodes: Iterator[Node] = at.node.path()
-    trimmed = [node.trimmed for node in nodes if node.trimmed is not None]
-    if not trimmed:
-        return ""
-    when, cause = trimmed[-1]
-    return f"{cause} {now - when:.1f} s ago"
+def _trimmed(at: Match, hit: int, computed: int, now: float) -> Iterator[Loss]:
+    """The line for [hit, computed) of a model that can resume anywhere: what was computed was kept, and went."""
+    trims = [edge.trim for edge in at.edge.path() if edge.end > hit and edge.trim is not None]
+    detail = Evicted(hit, PATH, trims[-1].cause, now - trims[-1].when) if trims else None
+    yield Loss(Reason.EVICTED, hit, computed, detail)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.index.checkpoint import Checkpoint
+from headway.cache.index.edge import Checkpoint, Match
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.index.tree import Match
 from headway.cache.shape.prompt import Prompt
 
 __all__ = ["Hit"]
@@ -39,11 +38,17 @@ class Hit:
     index: PrefixIndex = field(repr=False)
     version: int = field(repr=False)
 
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """A hit is a view into its cache: it is not written, and not copied apart from it."""
+        raise TypeError(
+            "a Hit belongs to its cache and cannot be copied or pickled: keep the prompt and look it up again"
+        )
+
     def blocks(self, table: int) -> NDArray[np.int32]:
         """Block ids of one table under the hit, int32: of the prefix, or what the checkpoint holds.
 
         Valid until the cache changes.
         """
-        if self.tokens == 0:
+        if self.tokens == 0 or self.checkpoint is None:
             return np.empty(0, dtype=np.int32)
         return self.index.hit_blocks(self.at, self.tokens, self.checkpoint, table)

@@ -1,8 +1,14 @@
-"""The block pool: uniform byte blocks, one free list and one reference count for everything.
+"""The block pool: uniform byte blocks, one free list, and two counts for each block.
 
 A block is `block_bytes` of memory on every rank, with one id valid on all of them. The pool knows ids and counts,
-nothing of what the blocks hold. All operations work on arrays; each is O(ids given), a block costs O(1) amortised.
-Single ids, which are frequent, take a shorter way than an array of one.
+nothing of what the blocks hold:
+
+    * *references*: who holds it (an edge, a checkpoint, a lease). Without any it is free.
+    * *users*: which leases and pins need it now. What is held and has no user can be evicted, so the blocks that
+      could be had are known at any time without looking for them: all but those with a user.
+
+All operations work on arrays; each is O(ids given). Single ids, which are frequent, take a shorter way than an array
+of one.
 """
 
 from __future__ import annotations
@@ -18,11 +24,15 @@ Ids = NDArray[np.int32]
 
 
 class BlockPool:
-    """Free list and reference counts of a fixed number of blocks.
+    """Free list and counts of a fixed number of blocks.
 
     Attributes:
         blocks: Number of blocks.
         references: int32 [blocks], holders of each block; 0 means free.
+        users: int32 [blocks], leases and pins that need each block.
+        pins: int32 [blocks], how many of the users are pins.
+        used: Blocks with a user.
+        pinned: Blocks under a pin.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -35,6 +45,10 @@ class BlockPool:
             raise ConfigError(f"blocks is {blocks}: the pool needs at least one block")
         self.blocks = blocks
         self.references = np.zeros(blocks, dtype=np.int32)
+        self.users = np.zeros(blocks, dtype=np.int32)
+        self.pins = np.zeros(blocks, dtype=np.int32)
+        self.used = 0
+        self.pinned = 0
         self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int32)
         self._free = blocks
 
@@ -43,19 +57,99 @@ class BlockPool:
         """Blocks that nobody holds."""
         return self._free
 
+    @property
+    def available(self) -> int:
+        """Blocks that are free or could be evicted. O(1)."""
+        return self.blocks - self.used
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool's own arrays."""
+        return 16 * self.blocks
+
+    # ---- leases: a reference and a use at once
+
     def take(self, count: int) -> Ids:
-        """Take `count` free blocks, each with one holder.
+        """Take `count` free blocks, each with one holder, who needs it.
 
         The caller has made sure that they are free.
         """
         assert count <= self._free, "take() beyond the free blocks"
         self._free -= count
+        self.used += count
         ids = self._stack[self._free : self._free + count].copy()
         if count == 1:
-            self.references[ids.item(0)] = 1
+            block = ids.item(0)
+            self.references[block] = self.users[block] = 1
         else:
             self.references[ids] = 1
+            self.users[ids] = 1
         return ids
+
+    def hold(self, ids: Ids) -> None:
+        """Add a holder who needs them to each of `ids` (all distinct, none free)."""
+        self.share(ids)
+        self.use(ids)
+
+    def drop(self, ids: Ids) -> int:
+        """Undo `hold` or `take` and return how many blocks became free."""
+        self.disuse(ids)
+        return self.release(ids)
+
+    def drop_repeated(self, ids: Ids) -> None:
+        """Like `drop`, for ids that may occur more than once (one holder and user less for each occurrence)."""
+        if len(ids) == 0:
+            return
+        distinct, counts = np.unique(ids, return_counts=True)
+        less = counts.astype(np.int32)
+        users = self.users[distinct] - less
+        self.users[distinct] = users
+        self.used -= int(np.count_nonzero(users == 0))
+        left = self.references[distinct] - less
+        self.references[distinct] = left
+        self._push(distinct[left == 0])
+
+    # ---- uses
+
+    def use(self, ids: Ids) -> None:
+        """Add a user to each of `ids` (all distinct, none free)."""
+        if len(ids) == 1:
+            block = ids.item(0)
+            users = self.users.item(block)
+            self.users[block] = users + 1
+            self.used += users == 0
+            return
+        before = self.users[ids]
+        self.users[ids] = before + 1
+        self.used += len(ids) - int(np.count_nonzero(before))
+
+    def disuse(self, ids: Ids) -> None:
+        """Take a user from each of `ids` (all distinct)."""
+        if len(ids) == 1:
+            block = ids.item(0)
+            users = self.users.item(block) - 1
+            self.users[block] = users
+            self.used -= users == 0
+            return
+        after = self.users[ids] - 1
+        self.users[ids] = after
+        self.used -= len(ids) - int(np.count_nonzero(after))
+
+    def pin(self, ids: Ids) -> None:
+        """Put each of `ids` (all distinct) under a pin, which is a use."""
+        before = self.pins[ids]
+        self.pins[ids] = before + 1
+        self.pinned += len(ids) - int(np.count_nonzero(before))
+        self.use(ids)
+
+    def unpin(self, ids: Ids) -> None:
+        """Undo `pin`."""
+        after = self.pins[ids] - 1
+        self.pins[ids] = after
+        self.pinned -= len(ids) - int(np.count_nonzero(after))
+        self.disuse(ids)
+
+    # ---- references
 
     def share(self, ids: Ids) -> None:
         """Add a holder to each of `ids` (all distinct, none free)."""
@@ -84,15 +178,7 @@ class BlockPool:
             return self.release_one(ids.item(0))
         left = self.references[ids] - 1
         self.references[ids] = left
-        freed = ids[left == 0]
-        return self._push(freed)
-
-    def release_repeated(self, ids: Ids) -> int:
-        """Like `release`, for ids that may occur more than once (one holder dropped for each occurrence)."""
-        distinct, counts = np.unique(ids, return_counts=True)
-        left = self.references[distinct] - counts.astype(np.int32)
-        self.references[distinct] = left
-        return self._push(distinct[left == 0])
+        return self._push(ids[left == 0])
 
     def _push(self, freed: Ids) -> int:
         count = len(freed)

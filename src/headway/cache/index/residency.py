@@ -1,24 +1,23 @@
-"""Which blocks the edges of the tree hold: moving the resident end forward and back.
+"""Which blocks edges and checkpoints hold: moving the resident end forward and back.
 
 Every table of full attention has its own run of block ids on each edge. When an edge's resident end moves forward, the
-blocks of the lease that computed the stretch become the edge's (one reference each); when it moves back, they are
-released. A block that is only partly filled at the resident end is held by the edge and by the lease that goes on
-writing behind it; whoever resumes inside it writes to a copy. When the stretch behind it becomes resident from another
-lease's copy, that copy takes its place.
+blocks of the lease that computed the stretch become the edge's; when it moves back, they are released. A block that is
+only partly filled at the resident end is held by the edge and by the lease that goes on writing behind it; whoever
+resumes inside it writes to a copy. When the stretch behind it becomes resident from another lease's copy, that copy
+takes its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.index.checkpoint import Checkpoint
-from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
+from headway.cache.index.edge import Checkpoint, Edge, Match
+from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Listeners, ResidentGrown, ResidentShrunk
 from headway.cache.index.pool import BlockPool
-from headway.cache.index.tree import Match, Node
-from headway.cache.shape.geometry import CacheGeometry
+from headway.cache.index.tree import PrefixTree
 
 __all__ = ["Residency"]
 
@@ -29,156 +28,130 @@ class Residency:
     """Holds and releases the blocks of edges and checkpoints, and tells listeners.
 
     Attributes:
-        tables: The tables of full attention.
-        listeners: Called with every event.
-        namespaces: Namespace id of each root.
+        checkpoints: Checkpoints kept that do not float.
+        listeners: Who is told of every change.
     """
 
-    def __init__(self, geometry: CacheGeometry, pool: BlockPool, move_rows: Callable[[Node, Node], None]) -> None:
-        """Keep blocks of `pool`; `move_rows(upper, lower)` hands over leases when an edge is split."""
-        self.tables = geometry.prefix_tables
+    def __init__(self, tree: PrefixTree, pool: BlockPool) -> None:
+        """Keep blocks of `pool` on the edges of `tree`."""
+        self._tree = tree
         self._pool = pool
-        self._move_rows = move_rows
-        self.listeners: list[Callable[[Event], None]] = []
-        self.namespaces: dict[Node, int] = {}
+        self.checkpoints = 0
+        self.listeners = Listeners()
 
-    def frontier(self, at: Match) -> int:
-        """The position up to which the path to `at` is resident."""
-        for node in at.node.path():
-            if node.resident > node.start:
-                return min(node.resident, at.position)
-        return 0
+    def grow(self, at: Match, rows: Sequence[Ids], *, given: bool) -> list[Edge]:
+        """Make the path to `at` resident with the blocks of `rows` (one block-table row per prefix table).
 
-    def path_ids(self, at: Match, table: int, first: int, out: Ids) -> None:
-        """Write the block ids of prefix table `table` on the path to `at` into `out`, from block index `first` on.
+        Only what is not resident yet is taken.
 
-        Where two edges meet inside a block, the deeper edge's id stands: it holds the entries of both.
-        """
-        span = self.tables[table].span
-        last = first + len(out)
-        nodes = [node for node in at.node.path() if node.resident > node.start]
-        for node in reversed(nodes):
-            begin = node.start // span
-            ids = node.runs[table].view
-            low, high = max(first, begin), min(last, begin + len(ids))
-            if low < high:
-                out[low - first : high - first] = ids[low - begin : high - begin]
-
-    def grow(self, at: Match, rows: Sequence[Ids]) -> list[Node]:
-        """Make the path to `at` resident with the blocks of `rows` (one block-table row a prefix table).
-
-        Only what is not resident yet is taken. Blocks that the path fills to their ends change hands: the lease's
-        reference becomes the edge's. The last block of an edge, where it is only partly filled, gets one more holder:
-        the lease goes on writing behind it, or the next edge names it too.
+        Args:
+            at: The place; everything before it is computed, and the lease of `rows` holds what is not resident.
+            rows: The lease's block tables.
+            given: Blocks that the path fills to their ends change hands: the lease's reference becomes the edge's.
+                The last one, where it is only partly filled, gets one more holder: the lease goes on writing behind
+                it, or the next edge names it too. If not given, the lease keeps a reference on each.
 
         Returns:
-            The edges that grew.
+            The edges that grew, topmost first.
         """
-        missing = [node for node in at.node.path() if node.resident < min(node.end, at.position)]
-        for node in reversed(missing):
-            stop = min(node.end, at.position)
-            for table, run, row in zip(self.tables, node.runs, rows, strict=True):
+        missing = [edge for edge in at.edge.path() if edge.resident < min(edge.end, at.position)]
+        missing.reverse()
+        for edge in missing:
+            stop = min(edge.end, at.position)
+            for i, (table, run, row) in enumerate(zip(self._tree.tables, edge.runs, rows, strict=True)):
                 span = table.span
-                begin = node.start // span + run.size
-                if node.resident > node.start and node.resident % span:
+                begin, end = edge.start // span + len(run), -(-stop // span)
+                if edge.resident > edge.start and edge.resident % span:
                     begin -= 1
-                    self._pool.release_one(run.pop())
-                end = -(-stop // span)
-                run.extend(row[begin:end])
-                if stop % span:
+                    self._rename_last(edge, i, row.item(begin))
+                    run.pop()
+                ids = row[begin:end]
+                run.frombytes(ids.tobytes())
+                if not given:
+                    self._pool.share(ids)
+                elif stop % span:
                     self._pool.share_one(row.item(end - 1))
-            if node.resident == node.start and node.parent is not None:
-                node.parent.resident_children += 1
-            node.resident = stop
-            node.trimmed = None
+            edge.move_resident(stop)
+            if edge.computed <= stop:
+                edge.trim = None
         if missing and self.listeners:
-            self._tell(ResidentGrown(self._namespace(at.node), at.position, at.node.prefix(at.position)))
+            prefix = at.edge.prefix(at.position, self._tree.lookahead)
+            self.listeners.tell(ResidentGrown(at.edge.root().namespace, at.position, prefix))
         return missing
 
-    def shrink(self, node: Node, keep: int, cause: str) -> int:
-        """Keep of `node` only what lies before `keep`, at least its start. Returns the blocks that became free."""
-        if node.resident <= keep:
-            return 0
+    def shrink(self, edge: Edge, keep: int, cause: str) -> None:
+        """Keep of `edge` only what lies before `keep`, at least its start."""
+        if edge.resident <= keep:
+            return
         if self.listeners:
-            self._tell(ResidentShrunk(self._namespace(node), node.resident, node.prefix(node.resident), keep, cause))
-        freed = 0
-        for table, run in zip(self.tables, node.runs, strict=True):
-            size = -(-keep // table.span) - node.start // table.span if keep > node.start else 0
-            freed += self._pool.release(run.cut(size))
-        node.resident = keep
-        if keep == node.start and node.parent is not None:
-            node.parent.resident_children -= 1
-        return freed
+            prefix = edge.prefix(edge.resident, self._tree.lookahead)
+            self.listeners.tell(ResidentShrunk(edge.root().namespace, edge.resident, prefix, keep, cause))
+        for table, run in zip(self._tree.tables, edge.runs, strict=True):
+            size = -(-keep // table.span) - edge.start // table.span if keep > edge.start else 0
+            self._pool.release(np.array(run[size:], dtype=np.int32))
+            del run[size:]
+        edge.move_resident(keep)
 
-    def merge_last_blocks(self, node: Node) -> None:
+    def merge_last_blocks(self, edge: Edge) -> None:
         """Let an edge that ends inside a block name a child's copy of it instead of its own, if no child uses its own.
 
         The child's copy holds the entries of both. Only worth it when memory is short: it binds the edge to the child.
         """
-        for i, table in enumerate(self.tables):
-            if node.resident < node.end or node.end % table.span == 0:
+        for i, table in enumerate(self._tree.tables):
+            if edge.resident < edge.end or edge.end % table.span == 0:
                 continue
-            copies = {c.runs[i].view.item(0) for c in node.children.values() if c.resident > c.start}
-            run = node.runs[i]
-            if copies and run.view.item(run.size - 1) not in copies:
-                self._pool.release_one(run.pop())
-                other = min(copies)
-                self._pool.share_one(other)
-                run.extend(np.array([other], dtype=np.int32))
+            copies = {child.runs[i][0] for child in edge.children.values() if child.resident > child.start}
+            if copies and edge.runs[i][-1] not in copies:
+                block = min(copies)
+                self._pool.share_one(block)
+                self._rename_last(edge, i, block)
 
-    def would_free(self, node: Node, keep: int) -> int:
-        """Block ids that `node` names for positions of [keep, resident) only."""
-        count = sum([run.size for run in node.runs])
-        if keep > node.start:
-            count -= sum([-(-keep // table.span) - node.start // table.span for table in self.tables])
+    def _rename_last(self, edge: Edge, table: int, block: int) -> None:
+        """Name `block`, which holds the same entries, in place of the last one of `edge`; pins move with it."""
+        run, span = edge.runs[table], self._tree.tables[table].span
+        old, first = run[-1], (edge.start // span + len(run) - 1) * span
+        if old != block:
+            for pin in edge.pins:
+                if pin.position > first:
+                    self._pool.unpin(np.array([old], dtype=np.int32))
+                    self._pool.pin(np.array([block], dtype=np.int32))
+        self._pool.release_one(old)
+        run[-1] = block
+
+    def would_free(self, edge: Edge, keep: int) -> int:
+        """Block ids that `edge` names for positions of [keep, resident) only."""
+        count = sum([len(run) for run in edge.runs])
+        if keep > edge.start:
+            count -= sum([-(-keep // table.span) - edge.start // table.span for table in self._tree.tables])
         return count
 
+    def unused_from(self, edge: Edge) -> int:
+        """The lowest position from which on no lease and no pin needs what `edge` holds."""
+        needed = edge.floor
+        for table, run in zip(self._tree.tables, edge.runs, strict=True):
+            used = np.flatnonzero(self._pool.users[np.array(run, dtype=np.int64)])
+            if len(used):
+                needed = max(needed, (edge.start // table.span + used.item(-1) + 1) * table.span)
+        return min(needed, edge.resident)
+
     def store(self, checkpoint: Checkpoint) -> None:
-        """Put a checkpoint, which brings its references, into its edge."""
-        checkpoint.node.add_checkpoint(checkpoint)
+        """Put a checkpoint, which brings its references, on its edge."""
+        edge = checkpoint.edge
+        edge.add_checkpoint(checkpoint)
+        self.checkpoints += 1
         if self.listeners:
-            prefix = checkpoint.node.prefix(checkpoint.position)
-            self._tell(CheckpointStored(self._namespace(checkpoint.node), checkpoint.position, prefix, checkpoint.kind))
+            prefix = edge.prefix(checkpoint.position, self._tree.lookahead)
+            event = CheckpointStored(edge.root().namespace, checkpoint.position, prefix, checkpoint.kind)
+            self.listeners.tell(event)
 
-    def remove(self, checkpoint: Checkpoint, cause: str) -> int:
-        """Drop a checkpoint and its references. Returns the blocks that became free."""
-        node = checkpoint.node
+    def remove(self, checkpoint: Checkpoint, cause: str) -> None:
+        """Drop a checkpoint that does not float, and its references."""
+        edge = checkpoint.edge
         if self.listeners:
-            prefix = node.prefix(checkpoint.position)
-            self._tell(CheckpointRemoved(self._namespace(node), checkpoint.position, prefix, checkpoint.kind, cause))
-        node.remove_checkpoint(checkpoint)
-        return sum(self._pool.release(section.ids) for section in checkpoint.sections)
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """Divide blocks, residency and leases between the halves of a split edge."""
-        cut, resident = lower.start, lower.resident
-        for table, run, above in zip(self.tables, lower.runs, upper.runs, strict=True):
-            ids = run.view.copy()
-            first = upper.start // table.span
-            if resident <= cut:
-                above.extend(ids)
-                run.cut(0)
-                continue
-            above.extend(ids[: -(-cut // table.span) - first])
-            below = ids[cut // table.span - first :]
-            if cut % table.span:
-                self._pool.share(below[:1])
-            run.cut(0)
-            run.extend(below)
-        upper.resident = min(resident, cut)
-        lower.resident = max(resident, cut)
-        upper.resident_children = int(resident > cut)
-        if lower.pinned_until and lower.pinned_to <= cut:
-            upper.pinned_to, lower.pinned_to = lower.pinned_to, 0
-            upper.pinned_until, lower.pinned_until = lower.pinned_until, 0.0
-            upper.pinned_blocks, lower.pinned_blocks = lower.pinned_blocks, 0
-        self._move_rows(upper, lower)
-
-    def _namespace(self, node: Node) -> int:
-        while node.parent is not None:
-            node = node.parent
-        return self.namespaces[node]
-
-    def _tell(self, event: Event) -> None:
-        for listener in self.listeners:
-            listener(event)
+            prefix = edge.prefix(checkpoint.position, self._tree.lookahead)
+            event = CheckpointRemoved(edge.root().namespace, checkpoint.position, prefix, checkpoint.kind, cause)
+            self.listeners.tell(event)
+        edge.remove_checkpoint(checkpoint)
+        self.checkpoints -= 1
+        for section in checkpoint.sections:
+            self._pool.release(section.ids)

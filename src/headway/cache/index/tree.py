@@ -1,53 +1,60 @@
 """The prefix tree: which token sequences are known, and how far each is resident.
 
 A radix tree over token ids: exact (no hashes), token-granular, and its cost is set by branches, not by blocks. An
-edge is one numpy run of tokens. It carries the block ids of the tables that need the whole prefix, and checkpoints
-*inside* it, sorted by position: a conversation of 300 turns is still one edge and one comparison.
+edge is one run of tokens. It carries the block ids of the tables that need the whole prefix, and checkpoints *inside*
+it, sorted by position: a conversation of 300 turns is still one edge and one comparison.
 
 What is kept of an edge is always a prefix of it, so one number (`resident`) says it, and one structure answers four
-questions: what can be reused (resident), what is being computed (known, leased, not resident), what was here and is
-gone (known, neither leased nor resident: a ghost), and where traffic parts (a branch).
+questions: what can be reused (resident), what is being computed (known, not computed), what was here and is gone
+(computed, not resident: a ghost), and where traffic parts (a branch).
 
 With draft groups an entry also depends on `lookahead` (L) later tokens. So positions count *entries*: the tree is one
 over (L+1)-grams, two sequences that share m tokens share m - L positions, and an edge's text holds the L tokens
 behind its end as well. What a position means is then the same on every branch behind it: a branch that parts at token
 m has its own entries from m - L on.
 
+Everything that lies on an edge is moved here and nowhere else: `split` divides it, `cut` forgets it, `enter` lets an
+edge grow. A record that is added to an edge is added to these three.
+
 Invariants:
     * start <= resident <= end; a child has something resident only where its parent is resident to its end.
     * `runs[i]` holds the ids of the block indices [start // span, ceil(resident / span)) of prefix table i, one
       reference each; two edges that meet inside a block both name a block for it (the same one or two copies).
-    * checkpoints lie in (start, resident].
-    * `active` counts the leases whose path ends at this edge or below.
+    * Checkpoints lie in (start, resident], pins in (start, resident], anchors in (start, end].
+    * Every known position is computed, or lies before an anchor: what nobody computed and nobody will is forgotten.
 
-Rejected: a node a block (cost grows with length, and the block size becomes the granularity of hits); hash chains
+Rejected: a node per block (cost grows with length, and the block size becomes the granularity of hits); hash chains
 (collisions, and the hash must be computed for the whole prompt before anything is known).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache.index.checkpoint import Checkpoint
+from headway.cache.index.edge import Anchor, Checkpoint, Edge, LostCheckpoint, Match
+from headway.cache.index.pool import BlockPool
+from headway.cache.policy.reuse import PATH
+from headway.cache.shape.geometry import TableGeometry
 
-__all__ = ["GrowingArray", "Key", "LostCheckpoint", "Match", "Node", "PrefixTree", "SplitHook", "common_prefix"]
+__all__ = ["EDGE_BYTES", "LOST_BYTES", "PrefixTree", "common_prefix"]
 
-Ints = NDArray[np.int32]
-Key = int | bytes
-"""First token of an edge, or the bytes of its first lookahead + 1 tokens."""
+Ids = NDArray[np.int32]
 
+EDGE_BYTES = 1200
+"""What an edge takes apart from its tokens: the object, its containers and its place in its parent's."""
+LOST_BYTES = 200
+"""What the memory of a checkpoint that went takes."""
 _COMPARE_CHUNK = 32768
 """Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work
 early."""
 
 
-def common_prefix(a: Ints, b: Ints) -> int:
+def common_prefix(a: Ids, b: Ids) -> int:
     """Length of the longest common prefix of two int32 arrays. O(result)."""
     n = min(len(a), len(b))
     for low in range(0, n, _COMPARE_CHUNK):
@@ -59,309 +66,323 @@ def common_prefix(a: Ints, b: Ints) -> int:
     return n
 
 
-class GrowingArray:
-    """An int32 array that grows at its end in O(1) amortised an element."""
-
-    __slots__ = ("_buffer", "size")
-
-    def __init__(self, values: Ints | None = None) -> None:
-        """Start with a copy of `values`, or empty."""
-        self._buffer = np.empty(0, dtype=np.int32) if values is None else np.array(values, dtype=np.int32)
-        self.size = len(self._buffer)
-
-    @property
-    def view(self) -> Ints:
-        """The elements; valid until the array changes."""
-        return self._buffer[: self.size]
-
-    def extend(self, values: Ints) -> None:
-        """Append `values`."""
-        size = self.size + len(values)
-        if size > len(self._buffer):
-            grown = np.empty(max(size, self.size + self.size // 2), dtype=np.int32)
-            grown[: self.size] = self.view
-            self._buffer = grown
-        self._buffer[self.size : size] = values
-        self.size = size
-
-    def pop(self) -> int:
-        """Take the last element off."""
-        self.size -= 1
-        return self._buffer.item(self.size)
-
-    def cut(self, size: int) -> Ints:
-        """Keep the first `size` elements and return a copy of those that went."""
-        gone = self._buffer[size : self.size].copy()
-        self.size = size
-        return gone
-
-
-@dataclass(slots=True)
-class LostCheckpoint:
-    """A checkpoint that was here.
-
-    Attributes:
-        position: Tokens before it.
-        kind: Kind of placement that took it.
-        when: When it went (clock of the cache).
-        cause: Why.
-        born: Tick of its birth.
-        uses: How often it was wanted, before and since.
-    """
-
-    position: int
-    kind: str
-    when: float
-    cause: str
-    born: int
-    uses: int
-
-
-class Node:
-    """One edge of the tree: the tokens [start, end) that follow its parent's.
-
-    Attributes:
-        parent: The edge before it, None for a root.
-        start: Position of its first token.
-        end: Position after its last.
-        text: Its tokens [start, end + lookahead).
-        children: Edges that follow, by their first lookahead + 1 tokens (see `PrefixTree.key`).
-        resident: Position up to which its entries are kept.
-        seen: Position up to which its tokens were ever computed.
-        runs: Block ids of each prefix table, see the invariants above.
-        marks: Positions of its checkpoints, ascending.
-        checkpoints: The checkpoints, in the order of `marks`.
-        rows: Leases whose path ends in this edge.
-        active: Leases whose path ends in this edge or below.
-        resident_children: Children that have anything resident.
-        uses: Leases that resumed behind its start, or would have, had it not been trimmed.
-        used: Tick of the last such lease.
-        age: Eviction policy's clock at the last use.
-        entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
-        pinned_to: Position up to which it must stay until `pinned_until` (models without checkpoints).
-        pinned_until: Time of the end of the pin.
-        pinned_blocks: Blocks that count against the cap on pins.
-        lost: Checkpoints that were evicted from it, the latest last, bounded.
-        trimmed: When and why part of it was evicted, or None.
-    """
-
-    __slots__ = (
-        "active",
-        "age",
-        "checkpoints",
-        "children",
-        "end",
-        "entry",
-        "lost",
-        "marks",
-        "parent",
-        "pinned_blocks",
-        "pinned_to",
-        "pinned_until",
-        "resident",
-        "resident_children",
-        "rows",
-        "runs",
-        "seen",
-        "start",
-        "text",
-        "trimmed",
-        "used",
-        "uses",
-    )
-
-    def __init__(self, parent: Node | None, start: int, end: int, text: GrowingArray, tables: int) -> None:
-        """Make an edge of which nothing is resident."""
-        self.parent = parent
-        self.start = start
-        self.end = end
-        self.text = text
-        self.children: dict[Key, Node] = {}
-        self.resident = start
-        self.seen = start
-        self.runs = tuple(GrowingArray() for _ in range(tables))
-        self.marks: list[int] = []
-        self.checkpoints: list[Checkpoint] = []
-        self.rows: set[int] = set()
-        self.active = 0
-        self.resident_children = 0
-        self.uses = 0
-        self.used = 0
-        self.age = 0.0
-        self.entry = -1
-        self.pinned_to = 0
-        self.pinned_until = 0.0
-        self.pinned_blocks = 0
-        self.lost: list[LostCheckpoint] = []
-        self.trimmed: tuple[float, str] | None = None
-
-    def path(self) -> Iterator[Node]:
-        """This edge and its ancestors, deepest first, the root excluded."""
-        node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
-
-    def prefix(self, position: int) -> Ints:
-        """A copy of all tokens from the root to `position` in this edge, and the lookahead tokens behind it."""
-        ahead = self.text.size - (self.end - self.start)
-        parts = [self.text.view[: position - self.start + ahead]]
-        parts += [node.text.view[: node.end - node.start] for node in self.path() if node is not self]
-        return np.concatenate(parts[::-1])
-
-    def checkpoint_at_or_before(self, position: int) -> Checkpoint | None:
-        """The deepest checkpoint at or before `position` on the path through this edge."""
-        node: Node | None = self
-        while node is not None:  # every eviction asks several times: no generator
-            marks = node.marks
-            if marks and marks[0] <= position:
-                return node.checkpoints[bisect_right(marks, position) - 1]
-            node = node.parent
-        return None
-
-    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Insert a checkpoint; no other lies at its position."""
-        index = bisect_right(self.marks, checkpoint.position)
-        self.marks.insert(index, checkpoint.position)
-        self.checkpoints.insert(index, checkpoint)
-
-    def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Take a checkpoint out."""
-        index = bisect_right(self.marks, checkpoint.position) - 1
-        assert self.checkpoints[index] is checkpoint
-        del self.marks[index], self.checkpoints[index]
-
-
-class Match(NamedTuple):
-    """How far a prompt follows a known path: it ends at `position`, inside or at the end of `node`."""
-
-    node: Node
-    position: int
-
-    def deepest_lost(self, low: int, high: int) -> dict[str, LostCheckpoint]:
-        """Of every kind the deepest checkpoint that went from (low, high] of this path; at one position, the latest."""
-        found: dict[str, LostCheckpoint] = {}
-        for node in self.node.path():
-            for lost in node.lost:
-                if low < lost.position <= high and (
-                    lost.kind not in found or lost.position >= found[lost.kind].position
-                ):
-                    found[lost.kind] = lost
-            if node.start <= low:
-                break
-        return found
-
-
-class SplitHook(Protocol):
-    """What must happen to resources when an edge is split."""
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """`lower` was cut: its part before `lower.start` is now `upper`, which holds nothing yet."""
+def _common(text: array[int], skip: int, data: bytes, offset: int) -> int:
+    """Tokens that `text` from index `skip` on and `data` from byte `offset` on have in common."""
+    if skip == len(text) or offset == len(data):
+        return 0
+    return common_prefix(np.frombuffer(text, np.int32)[skip:], np.frombuffer(data, np.int32, offset=offset))
 
 
 class PrefixTree:
-    """The tree's operations, for groups with a given lookahead.
+    """All edges, and the operations on them.
+
+    Tokens come as `bytes` of int32, so that whole edges are compared and found by single calls into C.
 
     Attributes:
         lookahead: Tokens behind a position that its entries depend on.
+        floats: Every edge has a checkpoint that floats: the model can resume anywhere.
+        tables: The prefix tables.
+        roots: Root of each namespace in which something is known or running.
+        tokens: Tokens known.
+        nbytes: Bytes that edges, their tokens and their lost checkpoints take, an estimate.
     """
 
-    def __init__(self, lookahead: int, tables: int, hook: SplitHook) -> None:
-        """Operate on edges that hold blocks of `tables` tables; `hook` divides what a split edge holds."""
+    def __init__(self, lookahead: int, tables: Sequence[TableGeometry], pool: BlockPool, *, floats: bool) -> None:
+        """Make an empty tree whose edges hold blocks of `pool` for `tables`."""
         self.lookahead = lookahead
-        self._tables = tables
-        self._hook = hook
+        self.floats = floats
+        self.tables = tuple(tables)
+        self.roots: dict[int, Edge] = {}
+        self.tokens = 0
+        self.nbytes = 0
+        self._pool = pool
+        self._key_bytes = 4 * (lookahead + 1)
+        self._nowhere = Edge(None, 0, array("i"), 0, 0)
 
-    def root(self) -> Node:
-        """A root, with nothing known behind it."""
-        return Node(None, 0, 0, GrowingArray(), self._tables)
+    def __getstate__(self) -> dict[str, object]:
+        """The tree as a list of edges, each with the number of its parent."""
+        edges = [*self.roots.values(), *self.edges()]
+        number = {edge: i for i, edge in enumerate(edges)}
+        parents = [-1 if edge.parent is None else number[edge.parent] for edge in edges]
+        return {**vars(self), "roots": None, "_edges": (edges, parents)}
 
-    def key(self, tokens: Ints) -> Key:
-        """Key of an edge that begins with `tokens` (more than lookahead of them)."""
-        return tokens[: self.lookahead + 1].tobytes() if self.lookahead else tokens.item(0)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Tie the edges together again."""
+        edges: list[Edge]
+        parents: list[int]
+        edges, parents = state.pop("_edges")
+        vars(self).update(state)
+        self._nowhere = Edge(None, 0, array("i"), 0, 0)
+        self.roots = {}
+        for edge, parent in zip(edges, parents, strict=True):
+            edge.parent, edge.children = (None if parent < 0 else edges[parent]), {}
+            if edge.parent is None:
+                self.roots[edge.namespace] = edge
+            else:
+                edge.parent.children[self.key(edge.text)] = edge
 
-    def follow(self, at: Match, tokens: Ints) -> Match:
-        """Follow `tokens`, which begin at `at`, as far as they are known. Pure; O(matched tokens + branches)."""
-        node, position = at
-        base, last = position, position + len(tokens) - self.lookahead
-        if position < node.end:
-            position += common_prefix(node.text.view[position - node.start :], tokens) - self.lookahead
-            if position < node.end:
-                return Match(node, max(position, base))
+    # ---- finding
+
+    def root(self, namespace: int) -> Edge:
+        """Root of a namespace, made if there is none."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Edge(None, 0, array("i"), self.lookahead, len(self.tables))
+            root.namespace = namespace
+            self.nbytes += EDGE_BYTES
+        return root
+
+    def drop_root(self, root: Edge) -> None:
+        """Forget a namespace behind which nothing is known and nothing runs."""
+        assert not root.children
+        assert not root.anchors
+        del self.roots[root.namespace]
+        self.nbytes -= EDGE_BYTES
+
+    def find(self, namespace: int, data: bytes) -> Match:
+        """How far `data` follows a known path of a namespace. Pure; O(matched tokens + branches)."""
+        root = self.roots.get(namespace)
+        return Match(self._nowhere, 0) if root is None else self.follow(Match(root, 0), data)
+
+    def follow(self, at: Match, data: bytes) -> Match:
+        """Follow the tokens `data`, which begin at `at`, as far as they are known. Pure."""
+        edge, base = at
+        position, width = base, self._key_bytes
+        last = base + len(data) // 4 - self.lookahead
+        if position < edge.end:
+            position += _common(edge.text, position - edge.start, data, 0) - self.lookahead
+            if position < edge.end:
+                return Match(edge, max(position, base))
         while position < last:
-            child = node.children.get(self.key(tokens[position - base :]))
+            offset = 4 * (position - base)
+            child = edge.children.get(data[offset : offset + width])
             if child is None:
                 break
-            node = child
-            position += common_prefix(node.text.view, tokens[position - base :]) - self.lookahead
-            if position < node.end:
+            edge = child
+            if not data.startswith(child.text, offset):
+                position += _common(child.text, 0, data, offset) - self.lookahead
                 break
-        return Match(node, position)
+            position = child.end
+        return Match(edge, position)
 
-    def enter(self, at: Match, tokens: Ints) -> Match:
-        """Make `tokens` known behind a place in the tree, where they part from what is known.
+    def frontier(self, at: Match) -> int:
+        """The position up to which the path to `at` is resident."""
+        for edge in at.edge.path():
+            if edge.resident > edge.start:
+                return min(edge.resident, at.position)
+        return 0
+
+    def path_ids(self, edge: Edge, table: int, first: int, stop: int) -> Ids:
+        """Block ids of the indices [first, stop) of prefix table `table` on the resident path through `edge`.
+
+        Where two edges meet inside a block, the deeper edge's id stands: it holds the entries of both. Read-only.
+        """
+        span, parts = self.tables[table].span, []
+        at: Edge | None = edge
+        while first < stop:
+            assert at is not None, "block ids of entries that are not resident"
+            run = at.runs[table]
+            if run:
+                begin = at.start // span
+                low = begin if begin > first else first
+                if low < stop:
+                    parts.append(run[low - begin : stop - begin])
+                    stop = low
+            at = at.parent
+        parts.reverse()
+        return np.frombuffer(b"".join(parts), dtype=np.int32)
+
+    def edges(self) -> Iterator[Edge]:
+        """All edges, parents before children, roots excluded."""
+        stack = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            edge = stack.pop()
+            yield edge
+            stack.extend(edge.children.values())
+
+    # ---- places of leases
+
+    def attach(self, at: Match) -> Anchor:
+        """Let a lease end at `at`: its way there stays known, and is not trimmed, until `detach`."""
+        anchor = Anchor(*at)
+        self._attach(anchor)
+        return anchor
+
+    def detach(self, anchor: Anchor) -> None:
+        """Undo `attach`."""
+        anchor.edge.anchors.remove(anchor)
+        edge: Edge | None = anchor.edge
+        while edge is not None:
+            edge.busy -= 1
+            if edge.busy:
+                return
+            edge = edge.parent
+
+    def move(self, anchor: Anchor, to: Match) -> None:
+        """Let a lease end at `to` instead."""
+        if to.edge is anchor.edge:
+            anchor.position = to.position
+            return
+        self.detach(anchor)
+        anchor.edge, anchor.position = to
+        self._attach(anchor)
+
+    def _attach(self, anchor: Anchor) -> None:
+        anchor.edge.anchors.append(anchor)
+        edge: Edge | None = anchor.edge
+        while edge is not None:
+            edge.busy += 1
+            if edge.busy > 1:
+                return
+            edge = edge.parent
+
+    def mark_computed(self, edge: Edge, start: int, stop: int) -> None:
+        """Positions [start, stop) of the path through `edge` have been computed."""
+        for one in edge.path():
+            if one.computed < stop:
+                one.computed = max(one.computed, min(stop, one.end))
+            if one.start <= start:
+                return
+
+    # ---- what moves everything that lies on an edge
+
+    def enter(self, at: Match, data: bytes) -> Match:
+        """Make the tokens `data` known behind a place in the tree, where they part from what is known.
 
         A leaf that ends there grows in place, so a conversation stays one edge; elsewhere a branch is made.
 
         Args:
-            at: Where the tokens begin; `follow(at, tokens)` gives `at`.
-            tokens: int32; the last `lookahead` of them only tell the entries before them apart.
+            at: Where the tokens begin; `follow(at, data)` gives `at`.
+            data: int32; the last `lookahead` of them only tell the entries before them apart.
 
         Returns:
             The place behind the last entry that the tokens tell.
         """
-        node, position = at
-        more = len(tokens) - self.lookahead
+        edge, position = at
+        more = len(data) // 4 - self.lookahead
         if more <= 0:
             return at
-        if position < node.end:
-            node = self.split(node, position)
-        if node.parent is not None and not node.children:
-            node.text.extend(tokens[self.lookahead :])
-            node.end += more
-            return Match(node, node.end)
-        child = Node(node, position, position + more, GrowingArray(tokens), self._tables)
-        node.children[self.key(tokens)] = child
+        if position < edge.end:
+            edge = self.split(edge, position)
+        if edge.parent is not None and not edge.children:
+            edge.text.frombytes(data[4 * self.lookahead :])
+            edge.end += more
+            self._count(more)
+            return Match(edge, edge.end)
+        child = self._new(edge, position, array("i", data))
+        edge.children[self.key(child.text)] = child
+        self.tokens += more
         return Match(child, child.end)
 
-    def split(self, node: Node, position: int) -> Node:
-        """Cut an edge in two at `position` and return the upper half. The node object becomes the lower half.
-
-        Checkpoints, leases' ends and tokens go to the half they lie in; the hook divides what depends on them.
-        """
-        parent = node.parent
+    def split(self, edge: Edge, position: int) -> Edge:
+        """Divide an edge in two at `position` and return the upper half. The object becomes the lower half."""
+        parent, cut = edge.parent, position - edge.start
         assert parent is not None
-        assert node.start < position < node.end
-        cut, text = position - node.start, node.text.view
-        upper = Node(parent, node.start, position, GrowingArray(text[: cut + self.lookahead]), self._tables)
-        parent.children[self.key(text)] = upper
-        upper.children[self.key(text[cut:])] = node
-        upper.active = node.active
-        upper.seen = min(node.seen, position)
-        upper.uses, upper.used, upper.age = node.uses, node.used, node.age
-        upper.trimmed = node.trimmed if node.resident < position else None
-        upper.lost = [lost for lost in node.lost if lost.position <= position]
-        node.lost = [lost for lost in node.lost if lost.position > position]
-        node.text = GrowingArray(text[cut:])
-        node.parent, node.start = upper, position
-        node.seen = max(node.seen, position)
-        _split_checkpoints(upper, node, position)
-        self._hook.split(upper, node)
+        assert edge.start < position < edge.end
+        upper = self._new(parent, edge.start, edge.text[: cut + self.lookahead])
+        parent.children[self.key(edge.text)] = upper
+        del edge.text[:cut]
+        self.nbytes -= 4 * cut
+        upper.children[self.key(edge.text)] = edge
+        edge.parent, edge.start = upper, position
+
+        upper.runs = tuple(self._split_run(i, upper.start, edge, position) for i in range(len(self.tables)))
+        upper.resident, edge.resident = min(edge.resident, position), max(edge.resident, position)
+        upper.computed, edge.computed = min(edge.computed, position), max(edge.computed, position)
+        upper.resident_children = int(edge.resident > position)
+        upper.trim = edge.trim if upper.computed > upper.resident else None
+        edge.trim = edge.trim if edge.computed > edge.resident else None
+
+        self._split_checkpoints(upper, edge, position)
+        upper.lost = [lost for lost in edge.lost if lost.position <= position]
+        edge.lost = [lost for lost in edge.lost if lost.position > position]
+        upper.pins = [pin for pin in edge.pins if pin.position <= position]
+        edge.pins = [pin for pin in edge.pins if pin.position > position]
+        upper.anchors = [anchor for anchor in edge.anchors if anchor.position <= position]
+        edge.anchors = [anchor for anchor in edge.anchors if anchor.position > position]
+        for pin in upper.pins:
+            pin.edge = upper
+        for anchor in upper.anchors:
+            anchor.edge = upper
+        edge.busy -= len(upper.anchors)
+        upper.busy = len(upper.anchors) + (edge.busy > 0)
         return upper
 
-    def cut(self, node: Node, keep: int) -> bool:
-        """Forget the tokens of a leaf from position `keep` on. Returns whether nothing is left and it was deleted."""
-        if keep == node.start and node.parent is not None:
-            del node.parent.children[self.key(node.text.view)]
-        node.text.cut(keep - node.start + self.lookahead)
-        node.end = keep
-        node.seen = min(node.seen, keep)
-        return keep == node.start
+    def cut(self, edge: Edge, keep: int) -> bool:
+        """Forget a leaf from position `keep` on. Returns whether nothing is left and it was deleted.
 
+        Nothing that is resident, pinned or running lies there.
+        """
+        assert edge.resident <= keep
+        assert not edge.children
+        if keep == edge.start and edge.parent is not None:
+            del edge.parent.children[self.key(edge.text)]
+            self.nbytes -= EDGE_BYTES + 4 * self.lookahead
+        self._count(keep - edge.end)
+        del edge.text[keep - edge.start + self.lookahead :]
+        edge.end = keep
+        edge.computed = min(edge.computed, keep)
+        if edge.computed == edge.resident:
+            edge.trim = None
+        self.nbytes -= LOST_BYTES * len(edge.lost)
+        edge.lost = [lost for lost in edge.lost if lost.position <= keep]
+        self.nbytes += LOST_BYTES * len(edge.lost)
+        return keep == edge.start
 
-def _split_checkpoints(upper: Node, lower: Node, position: int) -> None:
-    index = bisect_right(lower.marks, position)
-    upper.marks, lower.marks = lower.marks[:index], lower.marks[index:]
-    upper.checkpoints, lower.checkpoints = lower.checkpoints[:index], lower.checkpoints[index:]
-    for checkpoint in upper.checkpoints:
-        checkpoint.node = upper
+    def remember(self, edge: Edge, lost: LostCheckpoint) -> None:
+        """A checkpoint of `edge` went."""
+        self.forget_lost(edge, lost.position)
+        edge.lost.append(lost)
+        edge.lost.sort(key=lambda one: one.position)
+        self.nbytes += LOST_BYTES
+
+    def forget_lost(self, edge: Edge, position: int) -> LostCheckpoint | None:
+        """What `edge` remembers of a checkpoint that went from `position`, which it forgets."""
+        found = next((lost for lost in edge.lost if lost.position == position), None)
+        if found is not None:
+            edge.lost.remove(found)
+            self.nbytes -= LOST_BYTES
+        return found
+
+    def _count(self, tokens: int) -> None:
+        """So many more tokens are known (fewer, if negative)."""
+        self.tokens += tokens
+        self.nbytes += 4 * tokens
+
+    def _new(self, parent: Edge, start: int, text: array[int]) -> Edge:
+        edge = Edge(parent, start, text, self.lookahead, len(self.tables))
+        self.nbytes += EDGE_BYTES + 4 * len(text)
+        if self.floats:
+            edge.add_checkpoint(Checkpoint(start, PATH, (), edge))
+        return edge
+
+    def key(self, text: array[int]) -> bytes:
+        """Key of an edge with this text among its parent's children."""
+        return text[: self.lookahead + 1].tobytes()
+
+    def _split_run(self, table: int, start: int, lower: Edge, position: int) -> array[int]:
+        """Divide the block ids of one table; a block in which the halves meet is named by both. Returns the upper's."""
+        run, span = lower.runs[table], self.tables[table].span
+        if lower.resident <= position:
+            above, run = run[:], array("i")
+        else:
+            first = start // span
+            above, run = run[: -(-position // span) - first], run[position // span - first :]
+            if position % span:
+                self._pool.share_one(run[0])
+        lower.runs = (*lower.runs[:table], run, *lower.runs[table + 1 :])
+        return above
+
+    def _split_checkpoints(self, upper: Edge, lower: Edge, position: int) -> None:
+        if self.floats:
+            (over,), (under,) = upper.checkpoints, lower.checkpoints
+            over.hits, over.missed, over.used, over.age = under.hits, under.missed, under.used, under.age
+            upper.marks[0], lower.marks[0] = upper.resident, lower.resident
+            over.position, under.position = upper.resident, lower.resident
+            return
+        upper.checkpoints = [one for one in lower.checkpoints if one.position <= position]
+        lower.checkpoints = [one for one in lower.checkpoints if one.position > position]
+        for edge in (upper, lower):
+            edge.marks = [one.position for one in edge.checkpoints]
+        for checkpoint in upper.checkpoints:
+            checkpoint.edge = upper

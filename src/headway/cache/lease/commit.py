@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headway.cache.index.edge import Match, Section
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.usage import count
 from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, FAR, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows
+from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place, Placement
 from headway.cache.shape.checks import longs
 from headway.cache.shape.checks import tokens as as_tokens
@@ -25,14 +28,21 @@ class Committer:
     """Commits steps and ends leases."""
 
     def __init__(
-        self, geometry: CacheGeometry, pool: BlockPool, leases: LeaseTable, index: PrefixIndex, placement: Placement
+        self,
+        geometry: CacheGeometry,
+        pool: BlockPool,
+        leases: LeaseTable,
+        index: PrefixIndex,
+        placement: Placement,
+        pin_seconds: float,
     ) -> None:
-        """Commit steps of `leases` and publish to `index`."""
+        """Commit steps of `leases` and publish to `index`; a pin lasts `pin_seconds` if its prompt does not say."""
         self._geometry = geometry
         self._pool = pool
         self._leases = leases
         self._index = index
         self._placement = placement
+        self._pin_seconds = pin_seconds
         self._local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in geometry.tables)
         self._state = geometry.state_table
 
@@ -60,9 +70,9 @@ class Committer:
         leases = self._leases
         numbers = zip(step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), done.tolist(), strict=True)
         work = []
-        for i, (row, start, granted, count) in enumerate(numbers):
+        for i, (row, start, granted, counted) in enumerate(numbers):
             if granted:
-                computed, known = start + count, leases.known.item(row)
+                computed, known = start + counted, leases.known.item(row)
                 more = 0 if tokens is None else int(computed == known) if told is None else told.item(i)
                 if computed > known + more:
                     raise LeaseError(_TOO_MANY)
@@ -80,10 +90,10 @@ class Committer:
                 leases.known[row] += more
             leases.computed[row] = computed
             leases.phase[row] = RUNNING
-            if computed >= leases.eager.item(row):
+            if computed >= leases.eager.item(row) or leases.tail_size.item(row) > leases.stretch:
                 self._commit_one(row, start, computed)
             if self._local and computed - start > 1:
-                self._pool.release_repeated(leases.drop_behind(np.array([row]), np.array([computed])))
+                self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([computed])))
 
     def _commit_many(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> None:
         leases, granted = self._leases, step.counts > 0
@@ -106,12 +116,12 @@ class Committer:
             leases.known[rows] = known
         leases.computed[rows] = computed
         leases.phase[rows] = RUNNING
-        eager = computed >= leases.eager[rows]
+        eager = (computed >= leases.eager[rows]) | (leases.tail_size[rows] > leases.stretch)
         if eager.any():
             for i in eager.nonzero()[0].tolist():
                 self._commit_one(rows.item(i), starts.item(i), computed.item(i))
         if self._local and (long := done > 1).any():
-            self._pool.release_repeated(leases.drop_behind(rows[long], computed[long]))
+            self._pool.drop_repeated(leases.drop_behind(rows[long], computed[long]))
 
     def _append(self, rows: Rows, tokens: Ids, counts: Longs) -> None:
         leases = self._leases
@@ -126,7 +136,7 @@ class Committer:
 
     def _commit_one(self, row: int, start: int, computed: int) -> None:
         leases, record = self._leases, self._leases.record(row)
-        if not leases.restored.item(row):
+        if computed > start and not leases.restored.item(row):
             if record.sources:
                 self.release_sources(row)
             leases.restored[row] = True
@@ -134,62 +144,152 @@ class Committer:
         if not record.published:
             if full:
                 leases.tail_size[row] = 0
-        else:
+        elif computed > start or full:
             self._publish_one(row, start, computed, record, full=full)
+        if record.exports:
+            self._drop_exports(record)
         self.set_due(row, computed)
 
     def _publish_one(self, row: int, start: int, computed: int, record: Record, *, full: bool) -> None:
         """Make known and publish what a step of one lease completed."""
-        prefill = start < self._leases.prompt.item(row)
-        if full or (record.at.position < computed and self._leases.due.item(row) <= computed):
+        anchor = record.anchor
+        assert anchor is not None
+        known = start < anchor.position
+        if full or (anchor.position < computed and self._leases.due.item(row) <= computed):
             self.flush(row)
-        if not self._index.tail:
-            if full or prefill:
-                self.publish(row, min(computed, record.at.position))
+        if known:
+            self._index.tree.mark_computed(anchor.edge, start, min(computed, anchor.position))
+        if self._index.floats:
+            if full or known:
+                self.publish(row, min(computed, anchor.position))
             return
-        if prefill:
-            self._index.saw(record.at, start, computed)
         while record.plan and record.plan[0].position <= computed:
             self._checkpoint(row, record.plan.pop(0), record)
-        if record.exports:
-            self._drop_exports(record)
 
     def _checkpoint(self, row: int, place: Place, record: Record) -> None:
+        """Take a planned checkpoint, if its state could be exported."""
         export = record.exports.pop(place.position, None)
-        if self._state and export is None:
-            return
-        state = export.destination if export else None
-        if not self._index.take_checkpoint(row, place.position, place.kind, state) and state is not None:
-            self._pool.release(state)
-        self.try_pin(row, place.position)
+        if self._state is None or export is not None:
+            state = export.destination if export else None
+            if not self._take_checkpoint(row, place.position, place.kind, state) and state is not None:
+                self._pool.drop(state)
+        self.grant_wishes(record, place.position, Outcome.NO_ROOM)
 
     def publish(self, row: int, position: int) -> None:
-        """Make the path of a lease resident up to `position` (models without checkpoints)."""
+        """Make the path of a lease resident up to `position` (models that can resume anywhere)."""
         record = self._leases.record(row)
-        if position > record.resident or self._index.residency.frontier(record.at) < position:
-            self._index.publish(row, position)
+        assert record.anchor is not None
+        if position > record.resident or self._index.tree.frontier(Match(record.anchor.edge, position)) < position:
+            self._publish(row, position)
             record.resident = position
-            self.try_pin(row, position)
+        self.grant_wishes(record, position, Outcome.NO_ROOM)
 
-    def try_pin(self, row: int, position: int) -> None:
-        """Pin what the request asked to pin, once it is there."""
-        record = self._leases.record(row)
-        if record.pin and position >= record.pin:
-            self._index.reclaim.pin(record.at, record.pin)
-            record.pin = 0
+    def _publish(self, row: int, position: int) -> Match:
+        """Make the path of a lease resident up to `position` (all computed). Returns the place.
 
-    def flush(self, row: int, keep: int = 0) -> None:
-        """Enter the answer tokens that have gathered in a row in the tree, all but the last `keep`."""
-        size = self._leases.tail_size.item(row) - keep
+        What is resident already is taken over by the lease, whose own copies are freed: one copy is left.
+        """
+        leases, tree, anchor = self._leases, self._index.tree, self._leases.record(row).anchor
+        assert anchor is not None
+        at = Match(Match(anchor.edge, anchor.position).edge_at(position), position)
+        frontier = tree.frontier(at)
+        rows = []
+        for i, table in enumerate(self._geometry.prefix_tables):
+            blocks = leases.blocks[table.index][row]
+            owned, full = leases.owned.item(table.index, row), frontier // table.span
+            if full > owned:
+                mine, theirs = blocks[owned:full].copy(), tree.path_ids(at.edge, i, owned, full)
+                self._pool.use(theirs)
+                blocks[owned:full] = theirs
+                self._pool.drop(mine)
+            leases.owned[table.index, row] = max(owned, position // table.span)
+            rows.append(blocks)
+        self._index.publish(at, rows, given=True)
+        return at
+
+    def _take_checkpoint(self, row: int, position: int, kind: str, state: Ids | None) -> bool:
+        """Publish the path of a lease up to `position` and keep a checkpoint there.
+
+        Args:
+            row: The lease, which still holds its windows and chunks at `position`.
+            position: Tokens before the checkpoint; all computed.
+            kind: Kind of placement.
+            state: Blocks of the state after `position` tokens, which the lease holds and hands over (None: no states).
+
+        Returns:
+            False if one was there already, or not all tokens on which its entries depend are known yet; then `state`
+            stays the lease's.
+        """
+        anchor = self._leases.record(row).anchor
+        if anchor is None or position > anchor.position:
+            return False
+        at = self._publish(row, position)
+        if at.edge.checkpoint_at(position) is not None:
+            return False
+        sections = []
+        for table in self._geometry.tail_tables:
+            if table.kind is TableKind.STATE:
+                assert state is not None
+                self._pool.disuse(state)
+                sections.append(Section(0, state))
+                continue
+            first = table.first_needed(position)
+            low, high = first // table.span, -(-position // table.span) if first < position else first // table.span
+            ids = self._leases.blocks[table.index][row, low:high].copy()
+            self._pool.share(ids)
+            sections.append(Section(low, ids))
+        self._index.take_checkpoint(at, kind, tuple(sections))
+        return True
+
+    def grant_wishes(self, record: Record, position: int, missing: Outcome) -> None:
+        """Say what became of the pending wishes of a lease at or before `position`; `missing` where nothing is kept."""
+        for wish in record.wishes:
+            if wish.outcome is Outcome.PENDING and wish.position <= position:
+                self.close_wish(wish, self._outcome(record, wish, missing))
+
+    def _outcome(self, record: Record, wish: Wish, missing: Outcome) -> Outcome:
+        anchor = record.anchor
+        if anchor is None or not record.published:
+            return Outcome.NOT_STORED
+        if not 0 < wish.position <= anchor.position:
+            return missing
+        edge = Match(anchor.edge, anchor.position).edge_at(wish.position)
+        if edge.checkpoint_at(wish.position) is None:
+            return missing
+        if wish.kind == "breakpoint":
+            return Outcome.KEPT
+        seconds = self._pin_seconds if record.prompt.pin_seconds is None else record.prompt.pin_seconds
+        return Outcome.KEPT if self._index.pin(edge, wish.position, seconds) else Outcome.PIN_SHARE
+
+    def close_wish(self, wish: Wish, outcome: Outcome) -> None:
+        """Say what became of a wish, once."""
+        wish.outcome = outcome
+        if outcome is not Outcome.KEPT:
+            count(self._index.usage.counters.refused, f"{wish.kind}:{outcome.value}")
+
+    def flush(self, row: int) -> None:
+        """Enter the answer tokens that have gathered in a row in the tree, as far as their entries are computed.
+
+        All of them, where more are told ahead than a row should hold.
+        """
+        leases, record = self._leases, self._leases.record(row)
+        computed = leases.computed.item(row)
+        keep = max(0, leases.known.item(row) - computed - self._geometry.lookahead)
+        keep = 0 if keep > leases.stretch else keep
+        size = leases.tail_size.item(row) - keep
         if size > 0:
-            self._index.advance(row, self._leases.tail[row, :size].copy())
-            self._leases.tail[row, :keep] = self._leases.tail[row, size : size + keep].copy()
-            self._leases.tail_size[row] = keep
+            assert record.anchor is not None
+            data = record.rest + leases.tail[row, :size].tobytes()
+            start = record.anchor.position
+            self._index.advance(record.anchor, data, computed)
+            record.rest = data[4 * (record.anchor.position - start) :]
+            leases.tail[row, :keep] = leases.tail[row, size : size + keep].copy()
+            leases.tail_size[row] = keep
 
     def set_due(self, row: int, computed: int) -> None:
         """Set the position of the next checkpoint of a lease, and from where on it wants attention."""
         leases, record = self._leases, self._leases.record(row)
-        if self._placement.interval and not record.plan and self._index.tail and record.published:
+        if self._placement.interval and not record.plan and not self._index.floats and record.published:
             place = self._placement.next_interval(computed)
             if place is not None:
                 record.plan.append(Place(place, f"interval:{self._placement.interval}"))
@@ -205,19 +305,23 @@ class Committer:
         rows = step.rows[step.counts > 0]
         self._leases.check_step(rows, step.serial)
         self._leases.phase[rows] = BROKEN
+        for row in rows.tolist():
+            record = self._leases.record(row)
+            if record.anchor is not None:
+                self._index.retract(record.anchor, self._leases.computed.item(row))
 
     # ---- the end of a lease
 
     def release_sources(self, row: int) -> None:
-        """Drop the references on blocks that the first step copied from."""
+        """Let go of the blocks that the first step copied from."""
         record = self._leases.record(row)
         for _, source in record.sources:
-            self._pool.release(source)
+            self._pool.drop(source)
         record.sources.clear()
 
     def _drop_exports(self, record: Record) -> None:
         for export in record.exports.values():
-            self._pool.release(export.destination)
+            self._pool.drop(export.destination)
         record.exports.clear()
 
     def donate(self, row: int, kind: str) -> None:
@@ -226,16 +330,30 @@ class Committer:
         computed = leases.computed.item(row)
         if not record.published or not leases.restored.item(row) or computed == 0:
             return
-        self.flush(row, keep=max(0, leases.known.item(row) - computed - self._geometry.lookahead))
-        if not self._index.tail:
-            self.publish(row, min(computed, record.at.position))
+        self.flush(row)
+        if self._index.floats:
+            assert record.anchor is not None
+            self.publish(row, min(computed, record.anchor.position))
             return
         state = None
         if self._state:
             state = leases.blocks[self._state.index][row, : self._state.state_blocks].copy()
-        if self._index.take_checkpoint(row, computed, kind, state) and self._state:
+        if self._take_checkpoint(row, computed, kind, state) and self._state:
             leases.filled[self._state.index, row] = 0
-        self.try_pin(row, computed)
+
+    def detach(self, row: int) -> None:
+        """Make a lease the holder of all that it uses; it goes on and publishes nothing more."""
+        record = self._leases.record(row)
+        for table in self._geometry.prefix_tables:
+            owned = int(self._leases.owned[table.index, row])
+            self._pool.share(self._leases.blocks[table.index][row, :owned])
+            self._leases.owned[table.index, row] = 0
+        if record.anchor is not None:
+            self._index.tree.detach(record.anchor)
+        record.anchor, record.published = None, False
+        record.plan.clear()
+        self.grant_wishes(record, self._leases.known.item(row), Outcome.NOT_STORED)
+        self.set_due(row, 0)
 
     def close(self, row: int) -> None:
         """Release all that a lease holds and free its row."""
@@ -245,17 +363,18 @@ class Committer:
         if record.exports:
             self._drop_exports(record)
         for table in self._geometry.tables:
+            blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
             first = 0 if table.kind is TableKind.STATE else leases.owned.item(table.index, row)
-            last = leases.filled.item(table.index, row)
+            if table.kind is TableKind.PREFIX and first:
+                self._pool.disuse(blocks[:first])
             if last > first:
-                self._pool.release(leases.blocks[table.index][row, first:last])
-        node = record.at.node
-        if row in node.rows:
-            self._index.detach(row, record.at)
-            leases.close(row)
-            self._index.settle(node)
-        else:
-            leases.close(row)
+                self._pool.drop(blocks[first:last])
+        for wish in record.wishes:
+            if wish.outcome is Outcome.PENDING:
+                self.close_wish(wish, Outcome.ENDED)
+        leases.close(row)
+        if record.anchor is not None:
+            self._index.leave(record.anchor)
 
 
 _NEGATIVE = "commit: sampled token ids must not be negative"

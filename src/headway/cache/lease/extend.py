@@ -121,7 +121,7 @@ class Extender:
         """Blocks for positions up to `ends`; returns the ends reached (`starts` where nothing could be had)."""
         if len(rows) == 0:
             return ends
-        self._pool.release_repeated(self._leases.drop_behind(rows, starts))
+        self._pool.drop_repeated(self._leases.drop_behind(rows, starts))
         need = np.zeros((len(self._token_tables), len(rows)), dtype=np.int64)
         for i, table in enumerate(self._token_tables):
             need[i] = np.maximum(-(-ends // table.span) - self._leases.filled[table.index, rows], 0)
@@ -158,7 +158,7 @@ class Extender:
         if self._state_blocks and not self._inside:
             end = min(end, leases.due.item(row))
         if self._local:
-            self._pool.release_repeated(leases.drop_behind(np.array([row]), np.array([start])))
+            self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([start])))
         places: list[Place] = []
         need: list[int] = []
         while end > start:

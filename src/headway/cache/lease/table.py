@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.cache.index.edge import Anchor
 from headway.cache.index.explain import Explanation
-from headway.cache.index.tree import Match
+from headway.cache.index.hit import Hit
 from headway.cache.lease.step import StateExport
+from headway.cache.lease.wish import Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.geometry import CacheGeometry, TableGeometry, TableKind
 from headway.cache.shape.prompt import Prompt
 from headway.errors import LeaseError
-
-if TYPE_CHECKING:
-    from headway.cache.index.hit import Hit
 
 __all__ = [
     "BROKEN",
@@ -80,27 +78,28 @@ class Record:
         prompt: The prompt.
         hit: Where it resumed.
         explanation: What became of the prompt's tokens.
-        at: Its place in the tree: the end of what was entered of its sequence.
-        rest: int32, tokens from that place on that were told apart from the answer: the last `lookahead` ones, or
-            fewer.
-        published: It publishes what it computes (not `no_store`, not detached by a reset).
+        anchor: Its place in the tree: the end of what was entered of its sequence. None once it is detached: what it
+            uses is its own, and it publishes nothing.
+        rest: int32 as bytes, tokens from that place on that were told apart from the answer: the last `lookahead`
+            ones, or fewer.
+        published: It publishes what it computes (not `no_store`, not detached).
         plan: Checkpoints still to be taken, ascending.
-        sources: Blocks that its first step copies from; one reference each until that step is committed.
+        wishes: What the caller asked for.
+        sources: Blocks that its first step copies from; held until that step is committed.
         exports: States of the step under way.
-        pin: Position up to which to pin, or 0.
         resident: Position up to which it has published (models without checkpoints).
     """
 
     prompt: Prompt
     hit: Hit
     explanation: Explanation
-    at: Match
-    rest: Ids
+    anchor: Anchor | None
+    rest: bytes
     published: bool
     plan: list[Place]
+    wishes: tuple[Wish, ...] = ()
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
     exports: dict[int, StateExport] = field(default_factory=dict)
-    pin: int = 0
     resident: int = 0
 
 
@@ -324,6 +323,11 @@ class Lease:
     def explanation(self) -> Explanation:
         """What became of the prompt's tokens."""
         return self._record.explanation
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        """What became of the pins and breakpoints of the prompt; stays when the lease has ended."""
+        return self._record.wishes
 
     @property
     def tokens(self) -> int:

@@ -66,6 +66,7 @@ class Placement:
 
     Attributes:
         answer_end: Whether a finished request's state is kept.
+        breakpoints: Whether positions that the caller marks are.
         interval: N of interval:N, or 0.
     """
 
@@ -76,6 +77,7 @@ class Placement:
         self._alignment = alignment
         self._lookahead = lookahead
         self.answer_end = "answer_end" in self._kinds
+        self.breakpoints = "breakpoint" in self._kinds
         self.interval = min((n for n in map(_interval, kinds) if n), default=0)
 
     def floor(self, position: int) -> int:

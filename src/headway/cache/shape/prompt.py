@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -84,6 +85,12 @@ class Prompt:
     breakpoints: Sequence[int] = ()
     pin: int = 0
     no_store: bool = False
+    pin_seconds: float | None = None
+
+    @cached_property
+    def data(self) -> bytes:
+        """The tokens as bytes."""
+        return self.tokens.tobytes()
 
     def __post_init__(self) -> None:
         """Convert and check.

@@ -140,7 +140,7 @@ def tell(trace: Trace, config: ReplayConfig, request: int, progress: Callable[[i
         lost=lost,
         details=[
             f"[{tokens(loss.start):,}, {tokens(loss.stop):,}) {loss.reason.value}: "
-            + _scaled(loss.detail, stopped.symbol)
+            + _scaled(str(loss.detail), stopped.symbol)
             for loss in found.losses
             if loss.detail
         ],
@@ -153,7 +153,7 @@ def _marks(hit: Hit, now: float, tokens: Callable[[int], int]) -> Iterator[Mark]
     end = hit.at.position
     if not end:
         return
-    nodes = list(hit.at.node.path())
+    nodes = list(hit.at.edge.path())
     for node in nodes:
         for checkpoint in node.checkpoints:
             if checkpoint.position <= end:

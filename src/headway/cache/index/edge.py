@@ -1,0 +1,328 @@
+"""An edge of the prefix tree, and everything that lies on it.
+
+An edge is one run of tokens. On it lie, each at its position: checkpoints, checkpoints that went, pins, and the places
+where running leases end. What is kept of an edge is always a prefix of it, and so is what was ever computed: one number
+each says it. Moving these records when an edge is split, cut or grown is `tree`'s, in one place.
+
+A checkpoint at position p holds, for every window, chunk and state at once, the blocks that let a request resume
+exactly there. It is taken and dropped as one, so a lookup never has to reconcile what different kinds of layers kept.
+A model that has none of these can resume anywhere: each of its edges has one checkpoint without blocks, which *floats*:
+it lies where the resident part ends and serves every position of that part.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache.policy.reuse import PATH
+
+__all__ = ["Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
+
+Ids = NDArray[np.int32]
+
+
+class Section(NamedTuple):
+    """What a checkpoint holds of one tail table.
+
+    Attributes:
+        first: Block index of the first id (0 for states).
+        ids: int32 block ids, in order of block index.
+    """
+
+    first: int
+    ids: Ids
+
+
+class Checkpoint:
+    """All that one position of a path needs to resume, beyond the entries of the whole prefix.
+
+    Attributes:
+        position: Tokens before the resume point.
+        kind: Kind of placement that took it ("prompt_end", "junction", ...), or "path" where it floats.
+        sections: One per tail table, in the order of `CacheGeometry.tail_tables`.
+        edge: The edge that it lies on.
+        floats: It lies at the resident end and serves every resident position of its edge.
+        born: Tick of its birth.
+        hits: Leases that resumed from it.
+        missed: Leases that would have, had it (or one at its place before) not gone.
+        used: Tick of the last use (or of its birth).
+        age: Eviction policy's clock at the last use.
+        entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
+        pinned: A pin protects it.
+        blocks: Block ids that it holds.
+    """
+
+    __slots__ = (
+        "age",
+        "blocks",
+        "born",
+        "edge",
+        "entry",
+        "floats",
+        "hits",
+        "kind",
+        "missed",
+        "pinned",
+        "position",
+        "sections",
+        "used",
+    )
+
+    def __init__(self, position: int, kind: str, sections: tuple[Section, ...], edge: Edge) -> None:
+        """Make a checkpoint that owns one reference on each block of `sections`."""
+        self.position = position
+        self.kind = kind
+        self.sections = sections
+        self.edge = edge
+        self.floats = kind == PATH
+        self.born = 0
+        self.hits = 0
+        self.missed = 0
+        self.used = 0
+        self.age = 0.0
+        self.entry = -1
+        self.pinned = False
+        self.blocks = sum(len(section.ids) for section in sections)
+
+    @property
+    def uses(self) -> int:
+        """How often it was wanted."""
+        return self.hits + self.missed
+
+
+@dataclass(slots=True)
+class LostCheckpoint:
+    """A checkpoint that was here.
+
+    Attributes:
+        position: Tokens before it.
+        kind: Kind of placement that took it.
+        when: When it went (clock of the cache).
+        cause: Why.
+        born: Tick of its birth.
+        uses: How often it was wanted, before and since.
+    """
+
+    position: int
+    kind: str
+    when: float
+    cause: str
+    born: int
+    uses: int
+
+
+class Trim(NamedTuple):
+    """When and why the entries behind the resident end went (models without checkpoints)."""
+
+    when: float
+    cause: str
+
+
+@dataclass(slots=True, eq=False)
+class Anchor:
+    """The place where a running lease's known path ends: nothing on the way to it is forgotten.
+
+    Attributes:
+        edge: The edge it lies on; a root if nothing of it is known.
+        position: Entries before it.
+    """
+
+    edge: Edge
+    position: int
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A prefix that must stay for a while.
+
+    Attributes:
+        edge: The edge on which it ends.
+        position: Tokens that it protects.
+        until: Time until which it does; renewals move it.
+    """
+
+    edge: Edge
+    position: int
+    until: float
+
+
+class Edge:
+    """One edge of the tree: the tokens [start, end) that follow its parent's.
+
+    Attributes:
+        parent: The edge before it, None for a root.
+        start: Position of its first token.
+        end: Position after its last.
+        text: Its tokens [start, end + lookahead), int32.
+        children: Edges that follow, by the bytes of their first lookahead + 1 tokens.
+        namespace: The namespace of a root; 0 on other edges.
+        resident: Position up to which its entries are kept.
+        computed: Position up to which its tokens were ever computed.
+        runs: Block ids of each prefix table, int32: of the block indices [start // span, ceil(resident / span)).
+        marks: Positions of its checkpoints, ascending.
+        checkpoints: The checkpoints, in the order of `marks`.
+        lost: Checkpoints that went, ascending by position, one per position at most.
+        pins: Pins that end on it, one per position at most.
+        anchors: Leases that end on it.
+        busy: Leases that end on it, and children that are busy.
+        resident_children: Children that have anything resident.
+        trim: When what lies behind the resident end went, in models without checkpoints.
+    """
+
+    __slots__ = (
+        "anchors",
+        "busy",
+        "checkpoints",
+        "children",
+        "computed",
+        "end",
+        "lost",
+        "marks",
+        "namespace",
+        "parent",
+        "pins",
+        "resident",
+        "resident_children",
+        "runs",
+        "start",
+        "text",
+        "trim",
+    )
+
+    def __init__(self, parent: Edge | None, start: int, text: array[int], lookahead: int, tables: int) -> None:
+        """Make an edge of which nothing is resident or computed."""
+        self.parent = parent
+        self.start = start
+        self.end = start + max(0, len(text) - lookahead)
+        self.text = text
+        self.children: dict[bytes, Edge] = {}
+        self.namespace = 0
+        self.resident = start
+        self.computed = start
+        self.runs: tuple[array[int], ...] = tuple(array("i") for _ in range(tables))
+        self.marks: list[int] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.lost: list[LostCheckpoint] = []
+        self.pins: list[Pin] = []
+        self.anchors: list[Anchor] = []
+        self.busy = 0
+        self.resident_children = 0
+        self.trim: Trim | None = None
+
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """All but its relatives: whoever writes a tree writes it edge by edge, so that depth needs no recursion."""
+        state = {name: getattr(self, name) for name in self.__slots__ if name not in ("parent", "children")}
+        return None, state
+
+    @property
+    def idle(self) -> bool:
+        """Nobody runs on it or behind it, and nothing is resident behind it: its end can be moved back."""
+        return self.busy == 0 and self.resident_children == 0
+
+    @property
+    def floor(self) -> int:
+        """Where its resident end must not go below: the deepest pin on it, or its start."""
+        return max([pin.position for pin in self.pins], default=self.start)
+
+    def path(self) -> Iterator[Edge]:
+        """This edge and its ancestors, deepest first, the root excluded."""
+        edge = self
+        while edge.parent is not None:
+            yield edge
+            edge = edge.parent
+
+    def root(self) -> Edge:
+        """The root of its namespace."""
+        edge = self
+        while edge.parent is not None:
+            edge = edge.parent
+        return edge
+
+    def prefix(self, position: int, lookahead: int) -> Ids:
+        """All tokens from the root to `position` on this edge, and the lookahead tokens behind it. Read-only."""
+        parts: list[array[int]] = [self.text[: position - self.start + lookahead]]
+        parts += [edge.text[: edge.end - edge.start] for edge in self.path() if edge is not self]
+        return np.frombuffer(b"".join(parts[::-1]), dtype=np.int32)
+
+    def move_resident(self, position: int) -> None:
+        """Set the resident end; a checkpoint that floats goes with it."""
+        was, now = self.resident > self.start, position > self.start
+        if was != now and self.parent is not None:
+            self.parent.resident_children += 1 if now else -1
+        self.resident = position
+        if self.checkpoints and self.checkpoints[0].floats:
+            self.checkpoints[0].position = self.marks[0] = position
+
+    # ---- checkpoints
+
+    def resume_point(self, limit: int) -> tuple[int, Checkpoint | None]:
+        """The deepest position at or before `limit` on the path through this edge that can be resumed at, and by what.
+
+        (0, None) if there is none.
+        """
+        edge: Edge | None = self
+        while edge is not None:  # every lookup and eviction asks: no generator
+            marks = edge.marks
+            if marks:
+                if marks[0] <= limit:
+                    index = bisect_right(marks, limit) - 1
+                    if marks[index] > edge.start:
+                        return marks[index], edge.checkpoints[index]
+                elif edge.start < limit and edge.checkpoints[0].floats:
+                    return limit, edge.checkpoints[0]
+            edge = edge.parent
+        return 0, None
+
+    def checkpoint_at(self, position: int) -> Checkpoint | None:
+        """The checkpoint on this edge that serves `position`, or None."""
+        if self.checkpoints and self.checkpoints[0].floats:
+            return self.checkpoints[0] if self.start < position <= self.resident else None
+        index = bisect_left(self.marks, position)
+        return self.checkpoints[index] if index < len(self.marks) and self.marks[index] == position else None
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Insert a checkpoint; no other lies at its position."""
+        index = bisect_right(self.marks, checkpoint.position)
+        self.marks.insert(index, checkpoint.position)
+        self.checkpoints.insert(index, checkpoint)
+
+    def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Take a checkpoint out."""
+        index = bisect_right(self.marks, checkpoint.position) - 1
+        assert self.checkpoints[index] is checkpoint
+        del self.marks[index], self.checkpoints[index]
+
+    def pin_at(self, position: int) -> Pin | None:
+        """The pin that ends at `position`, or None."""
+        return next((pin for pin in self.pins if pin.position == position), None)
+
+
+class Match(NamedTuple):
+    """How far a prompt follows a known path: it ends at `position`, inside or at the end of `edge`."""
+
+    edge: Edge
+    position: int
+
+    def edge_at(self, position: int) -> Edge:
+        """The edge of this path on which `position` (above 0, at or before the match's) lies."""
+        edge = self.edge
+        while edge.start >= position:
+            assert edge.parent is not None
+            edge = edge.parent
+        return edge
+
+    def lost(self, low: int, high: int) -> Iterator[LostCheckpoint]:
+        """Checkpoints that went from (low, high] of this path, deepest first."""
+        for edge in self.edge.path():
+            for lost in reversed(edge.lost):
+                if low < lost.position <= high:
+                    yield lost
+            if edge.start <= low:
+                return

@@ -1,0 +1,133 @@
+"""What checkpoints and paths were used for: the counts that are shown, and the rates that are learned."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from headway.cache.index.edge import Checkpoint, Edge, Match
+from headway.cache.index.tree import PrefixTree
+from headway.cache.policy.eviction import EvictionPolicy
+from headway.cache.policy.reuse import PATH, ReuseRates
+
+__all__ = ["Counters", "Usage", "count"]
+
+
+@dataclass
+class Counters:
+    """What has happened to checkpoints, by kind of placement, to wishes, and to blocks.
+
+    Attributes:
+        taken: Checkpoints taken.
+        reused: Checkpoints resumed from at least once.
+        resumed: Leases that resumed from one.
+        evicted: Checkpoints evicted.
+        evicted_unused: Of these, never resumed from.
+        refused: Pins and breakpoints that came to nothing, by wish and outcome: "pin:pin_share" for example.
+        blocks_evicted: Blocks freed by eviction.
+    """
+
+    taken: dict[str, int] = field(default_factory=dict)
+    reused: dict[str, int] = field(default_factory=dict)
+    resumed: dict[str, int] = field(default_factory=dict)
+    evicted: dict[str, int] = field(default_factory=dict)
+    evicted_unused: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    blocks_evicted: int = 0
+
+    @property
+    def pins_refused(self) -> int:
+        """Pins that came to nothing, for any reason."""
+        return sum(times for wish, times in self.refused.items() if wish.startswith("pin:"))
+
+    def copy(self) -> Counters:
+        """The same numbers, apart from what happens later."""
+        return copy.deepcopy(self)
+
+
+def count(table: dict[str, int], kind: str) -> None:
+    """Add one to the count of `kind`."""
+    table[kind] = table.get(kind, 0) + 1
+
+
+class Usage:
+    """Uses and births, as they happen.
+
+    Attributes:
+        ticks: Uses and changes of the cache so far: what `born` and `used` are read from.
+        reuse: How often and how soon requests come back, by kind.
+        counters: What happened so far.
+    """
+
+    def __init__(self, policy: EvictionPolicy, tree: PrefixTree) -> None:
+        """Start with nothing seen; `policy` has the clock that ages are read from."""
+        self._policy = policy
+        self._tree = tree
+        self.ticks = 0
+        self.reuse = ReuseRates()
+        self.counters = Counters()
+
+    def take(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint was taken. One that went from the same place and is remembered hands on its uses."""
+        self.ticks += 1
+        checkpoint.used = checkpoint.born = self.ticks
+        checkpoint.age = self._policy.clock
+        lost = self._tree.forget_lost(checkpoint.edge, checkpoint.position)
+        checkpoint.missed = 0 if lost is None else lost.uses
+        self.reuse.took(checkpoint.kind)
+        count(self.counters.taken, checkpoint.kind)
+
+    def extend(self, edges: list[Edge]) -> None:
+        """More of `edges` is resident: where checkpoints float, they are as fresh as if they had been used."""
+        self.ticks += 1
+        if edges:
+            self.reuse.took(PATH)
+        if self._tree.floats:
+            for edge in edges:
+                edge.checkpoints[0].used, edge.checkpoints[0].age = self.ticks, self._policy.clock
+
+    def resume(self, at: Match, position: int, checkpoint: Checkpoint) -> None:
+        """A lease resumes at `position` of the path to `at`, by `checkpoint`."""
+        self.ticks += 1
+        clock = self._policy.clock
+        if checkpoint.floats:
+            first = at.edge.checkpoints[0]
+            self.reuse.wanted(PATH, self.ticks - first.used if first.uses == 0 else None)
+            for edge in at.edge.path():
+                if edge.start < position:
+                    one = edge.checkpoints[0]
+                    one.hits += 1
+                    one.used, one.age = self.ticks, clock
+            return
+        if checkpoint.hits == 0:
+            count(self.counters.reused, checkpoint.kind)
+        count(self.counters.resumed, checkpoint.kind)
+        self.reuse.wanted(checkpoint.kind, self.ticks - checkpoint.born if checkpoint.uses == 0 else None)
+        checkpoint.hits += 1
+        checkpoint.used, checkpoint.age = self.ticks, clock
+
+    def miss(self, at: Match, low: int, high: int) -> None:
+        """A lease would have resumed further in (low, high] of the path to `at`, but for what went from there.
+
+        Of every kind the deepest one counts, as each would have served if it alone had been kept.
+        """
+        if high <= low:
+            return
+        if not self._tree.floats:
+            seen: set[str] = set()
+            for lost in at.lost(low, high):
+                if lost.kind not in seen:
+                    seen.add(lost.kind)
+                    self.reuse.wanted(lost.kind, self.ticks - lost.born if lost.uses == 0 else None)
+                    lost.uses += 1
+            return
+        gone = []
+        for edge in at.edge.path():
+            if max(low, edge.resident) < min(edge.computed, high):
+                gone.append(edge.checkpoints[0])
+            if edge.start <= low:
+                break
+        if gone:
+            self.reuse.wanted(PATH, self.ticks - gone[0].used if gone[0].uses == 0 else None)
+        for one in gone:
+            one.missed += 1
