@@ -29,6 +29,11 @@ define light
 		tests/cache tests/replay $(ARGS)
 endef
 
+# The site, silent unless a page or a docstring has a fault. (With --quiet, --strict would count no warnings.)
+define site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict > $(VENV)/site.txt 2>&1 || { cat $(VENV)/site.txt >&2; exit 1; }
+endef
+
 .PHONY: help
 help:  ## List the targets
 	@echo "Usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
@@ -67,11 +72,13 @@ lint: $(VENV)/.dev  ## Check style, types, imports, the repository's rules and t
 	@$(BIN)/lint-imports --no-cache > $(VENV)/imports.txt || { cat $(VENV)/imports.txt >&2; exit 1; }
 	@echo "headway: rules" && $(BIN)/python tools/check_rules.py
 	@echo "headway: prose and links" && $(BIN)/python tools/check_prose.py && $(BIN)/python tools/check_links.py
-	@echo "headway: documentation" && $(BIN)/python tools/check_structure.py && $(BIN)/mkdocs build --strict --quiet
+	@echo "headway: documentation" && $(BIN)/python tools/check_structure.py
+	$(site)
 
 .PHONY: docs
 docs: $(VENV)/.dev  ## Build the documentation site into build/site
-	@$(BIN)/mkdocs build --strict --quiet && echo "headway: open build/site/index.html"
+	$(site)
+	@echo "headway: open build/site/index.html"
 
 .PHONY: wheel
 wheel: $(VENV)/.dev  ## Build the packages of Headway and of the built-in model into dist/
