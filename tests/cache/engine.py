@@ -42,6 +42,11 @@ class Engine:
         config = CacheConfig(groups=groups, blocks=blocks, block_tokens=block_tokens, check=True, **options)
         return cls(PrefixCache(config, clock=lambda: now[0]), now)
 
+    @staticmethod
+    def prompt(text: np.ndarray, **options: Any) -> Prompt:
+        """A prompt."""
+        return Prompt(text, **options)
+
     def start(self, text: np.ndarray, **options: Any) -> Lease:
         """Lease a prompt."""
         return self.cache.lease(Prompt(text, **options))

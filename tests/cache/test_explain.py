@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
 
-from headway.cache import Prompt, Reason
+from headway.cache import Evicted, Prompt, Reason
 
 Lines = list[tuple[Reason, int, int]]
 
@@ -132,6 +133,108 @@ def test_no_line_where_everything_is_reused() -> None:
     story = engine.cache.explain(Prompt(tokens((1, 20))))
     assert (story.hit_tokens, story.matched) == (19, 20)
     assert story.reasons == {Reason.LAST_TOKEN}
+
+
+# What belongs to an edge of the tree moves with the tokens that it is about.
+
+
+def test_every_evicted_checkpoint_of_a_long_conversation_is_told() -> None:
+    """Checkpoints at 50, 100 ... 2,000 of one conversation have all gone: each prefix lost the one before it."""
+    engine = Engine.of(ATTENTION, STATE, blocks=620, eviction="lru", placement=("interval:50",))
+    engine.run(tokens((1, 2000)))
+    engine.now[0] = 3.0
+    for stream in (3, 5, 7):
+        engine.run(tokens((stream, 2000)))
+    engine.now[0] = 4.0
+    assert engine.hit(tokens((1, 2000))) == 0
+    for length in (51, 900, 1999):
+        story = engine.cache.explain(Prompt(tokens((1, length))))
+        deepest = (length - 1) // 50 * 50
+        assert story.losses[0][:3] == (Reason.EVICTED, 0, deepest)
+        assert isinstance(story.losses[0].detail, Evicted)
+        assert story.losses[0].detail[:3] == (deepest, "interval:50", "evicted")
+        assert 1.0 <= story.losses[0].detail.age <= 4.0
+
+
+def test_a_prompt_is_not_told_of_the_eviction_of_another() -> None:
+    """A's checkpoint behind their common ten tokens went. B goes on with tokens of its own from there."""
+    engine = Engine.of(
+        ATTENTION, STATE, blocks=40, history_bytes=0, eviction="lru", placement=("prompt_end", "breakpoint")
+    )
+    engine.run(tokens((1, 10), (2, 30)), pin=10)
+    for stream in range(10, 22):
+        engine.run(tokens((stream, 60)))
+    lease = engine.start(tokens((1, 10), (3, 40)))
+    engine.step(lease, count=35)
+    assert lines(engine, tokens((1, 10), (3, 38))) == [
+        (Reason.STATE_NEVER_TAKEN, 10, 45),
+        (Reason.STILL_COMPUTING, 45, 47),
+        (Reason.LAST_TOKEN, 47, 48),
+    ]
+
+
+def test_nobody_computes_what_a_request_left_that_went_away() -> None:
+    engine = Engine.of(ATTENTION)
+    long, short = engine.start(tokens((1, 60))), engine.start(tokens((1, 10)))
+    engine.cache.abort([long.row])
+    assert lines(engine, tokens((1, 60), (2, 1))) == [(Reason.STILL_COMPUTING, 0, 10), (Reason.PARTED, 10, 61)]
+    engine.cache.abort([short.row])
+    assert lines(engine, tokens((1, 60), (2, 1))) == [(Reason.NOTHING_MATCHED, 0, 61)]
+
+
+@pytest.mark.parametrize("end", ["abort", "fail"])
+def test_what_nobody_computed_is_not_known_for_computed(end: str) -> None:
+    """Two requests share 30 tokens; the one that goes 30 further ends before it has computed anything."""
+    engine = Engine.of(ATTENTION, STATE)
+    long, other = engine.start(tokens((1, 60))), engine.start(tokens((1, 30), (2, 3)))
+    while other.computed < 33:
+        engine.step(other)
+    if end == "abort":
+        engine.cache.abort([long.row])
+    else:
+        engine.cache.fail(engine.cache.extend([long.row], [5]))
+    story = lines(engine, tokens((1, 60), (3, 1)))
+    assert (Reason.PARTED, 30, 61) in story
+    assert {reason for reason, _, _ in story} <= {Reason.PARTED, Reason.STATE_NEVER_TAKEN}
+
+
+def test_being_computed_belongs_to_positions() -> None:
+    """The short request has passed its 20 tokens; of the 40 that follow in the long one nobody has computed any."""
+    engine = Engine.of(ATTENTION, STATE, placement=())
+    engine.start(tokens((1, 60)))
+    short = engine.start(tokens((1, 20)))
+    engine.compute(short)
+    engine.cache.finish([short.row])
+    assert lines(engine, tokens((1, 60))) == [
+        (Reason.STATE_NEVER_TAKEN, 0, 20),
+        (Reason.STILL_COMPUTING, 20, 59),
+        (Reason.LAST_TOKEN, 59, 60),
+    ]
+
+
+def test_a_hit_that_is_given_up_for_want_of_room_is_told_so() -> None:
+    """Eight blocks of four: 32 tokens need them all, and resuming at 19, inside a block, a copy of that one."""
+    engine = Engine.of(ATTENTION, blocks=8)
+    engine.run(tokens((1, 19)))
+    prompt = Prompt(tokens((1, 19), (2, 13)))
+    assert engine.cache.lookup(prompt).tokens == 19
+    lease = engine.cache.lease(prompt)
+    assert (lease.computed, lease.hit.tokens) == (0, 0)
+    told = [(loss.reason, loss.start, loss.stop) for loss in lease.explanation.losses]
+    assert told == [(Reason.NO_ROOM, 0, 19), (Reason.PARTED, 19, 32)]
+    assert engine.cache.waterfall.lost[Reason.NO_ROOM] == 19
+
+
+def test_a_common_first_token_does_not_hide_another_namespace() -> None:
+    engine = Engine.of(ATTENTION)
+    first, second = (engine.cache.namespace(salt=salt) for salt in "ab")
+    begin = np.array([999], dtype=np.int32)
+    engine.run(np.concatenate([begin, tokens((1, 20))]), namespace=first)
+    engine.run(np.concatenate([begin, tokens((2, 20))]), namespace=second)
+    assert lines(engine, np.concatenate([begin, tokens((1, 20), (3, 2))]), namespace=second) == [
+        (Reason.OTHER_NAMESPACE, 1, 21),
+        (Reason.PARTED, 21, 23),
+    ]
 
 
 @pytest.mark.parametrize("groups", [(ATTENTION,), (ATTENTION, STATE), (ATTENTION, DRAFT), (STATE,)])

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 from tests.model.lives import Live, Lives
-from tests.model.oracle import due_positions, longest
+from tests.model.oracle import due_positions
 from tests.model.shadow import Lane, first_needed
-from tests.model.worlds import Plan
+from tests.model.worlds import Plan, Probe
 
-from headway.cache import Media, Prompt, TableKind
+from headway.cache import Media, Prompt, Reason, TableKind
 from headway.errors import UnservableError
 
 __all__ = ["Arrivals"]
 
 _IMAGES = {"x": 3, "y": 5}
 _PLACEHOLDER = 7
+_BEGIN = 1
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Arrivals(Lives):
     def _admit(self, prompt: Any, flavour: int) -> Live | None:
         tokens = prompt.tokens.tolist()
         path = self.names.path(prompt.namespace, tokens)
-        hit = self.look(prompt, path)
+        hit = self.look(prompt)
         parted = self._parting(path, hit.matched)
         free = self._pool()
         try:
@@ -54,6 +55,8 @@ class Arrivals(Lives):
             assert self._pool() == free, "a refused request changed the pool"
             return None
         assert self._least_blocks(len(tokens)) <= self.world.config.blocks, "admitted, and it can never fit"
+        self._judge_lease_story(prompt, path, lease, hit)
+        self.namespaces.add(prompt.namespace)
         self.admitted += len(tokens)
         self.past.append((prompt.namespace, tokens))
         del self.past[:-12]
@@ -61,10 +64,10 @@ class Arrivals(Lives):
             # The pool can hold the prompt, but not beside what it would copy from.
             assert lease.hit.tokens == 0
             assert not self.world.roomy
+            assert lease.explanation.losses[0].reason is Reason.NO_ROOM
         assert lease.computed == lease.hit.tokens, "a lease does not begin at its hit"
         hit = lease.hit
         assert lease.tokens == len(tokens)
-        self.oracle.enter(path, surely=False)
         due = due_positions(
             length=len(tokens),
             hit=hit.tokens,
@@ -81,22 +84,35 @@ class Arrivals(Lives):
         self.check()
         return live
 
-    def look(self, prompt: Any, path: list[int]) -> Any:
-        """Look a prompt up: it must change nothing, be sound, be the best, and explain itself."""
-        before = self._pool()
+    def look(self, prompt: Any) -> Any:
+        """Look a prompt up: it must change nothing, be sound, be the best, and give true reasons."""
+        before, tokens = self._pool(), prompt.tokens.tolist()
+        path = self.names.path(prompt.namespace, tokens)
         hit = self.cache.lookup(prompt)
-        running = [live.lane.path[: live.prompt_length + 1] for live in self.lives if live.publish]
-        self.oracle.judge_hit(path, hit.tokens, hit.matched, running)
+        self.oracle.judge_hit(path, hit.tokens, hit.matched, self._running())
         self._check_bytes(hit, path)
         story = self.cache.explain(prompt)
         assert (story.hit_tokens, story.matched) == (hit.tokens, hit.matched), "explain and lookup disagree"
-        at = hit.tokens
-        for loss in story.losses:
-            assert loss.start == at < loss.stop, f"losses do not cover [{hit.tokens}, {len(path) - 1}): {story.losses}"
-            at = loss.stop
-        assert at == len(path) - 1, f"losses do not reach the end: {story.losses}"
+        assert Reason.NO_ROOM not in story.reasons, "only a lease gives a hit up"
+        self._judge_story(prompt, path, story)
         assert self._pool() == before, "a lookup changed the pool"
         return hit
+
+    def _running(self) -> list[list[int]]:
+        """Prompts that are being computed for others too."""
+        publishing = [live for live in self.lives if live.publish and live.attached and not live.doomed]
+        return [live.lane.path[: live.prompt_length + 1] for live in publishing]
+
+    def _judge_story(self, prompt: Any, path: list[int], story: Any) -> None:
+        tokens = prompt.tokens.tolist()
+        others = [self.names.path(other, tokens) for other in self.namespaces if other != prompt.namespace]
+        self.oracle.judge_story(path, story, self._running(), others)
+
+    def _judge_lease_story(self, prompt: Any, path: list[int], lease: Any, hit: Any) -> None:
+        """What a lease says of its prompt: as it was before the lease entered it."""
+        story = lease.explanation
+        assert (story.hit_tokens, story.matched) == (lease.hit.tokens, hit.matched)
+        self._judge_story(prompt, path, story)
 
     def _check_bytes(self, hit: Any, path: list[int]) -> None:
         """What a hit names must be on the ranks, whoever looks."""
@@ -118,24 +134,27 @@ class Arrivals(Lives):
         prompt = Prompt(np.array(live.tokens, dtype=np.int32), namespace=live.namespace, no_store=not live.publish)
         self._admit(prompt, live.flavour)
 
-    def probe(self, which: int, cut: int) -> None:
-        """Look up a stretch of an earlier sequence."""
-        if self.past:
-            namespace, tokens = self.past[which % len(self.past)]
-            tokens = tokens[: max(1, len(tokens) * cut // 1000)]
-            prompt = Prompt(np.array(tokens, dtype=np.int32), namespace=namespace)
-            self.look(prompt, self.names.path(namespace, tokens))
+    def probe(self, probe: Probe) -> None:
+        """Look up something that is like an earlier sequence."""
+        if not self.past:
+            return
+        namespace, tokens = self.past[probe.which % len(self.past)]
+        low, high = sorted(len(tokens) * cut // 1000 for cut in probe.cuts)
+        new = [100 * (probe.stream + 1) + i for i in range(probe.more)]
+        # All from `low` on missing, or a piece in the middle; then something new.
+        tokens = tokens[: max(1, low)] + (tokens[max(1, high) :] if probe.middle else []) + new
+        if probe.elsewhere:
+            namespace = self.cache.namespace(salt="" if namespace else "t")
+        self.look(Prompt(np.array(tokens, dtype=np.int32), namespace=namespace))
 
     def _parting(self, path: list[int], matched: int) -> int:
         """Where a prompt parts from a sequence that surely is known and goes on differently; 0 for nowhere."""
         if not self.world.ghosts_kept or not 0 < matched < len(path) - 1:
             return 0
-        known = set(self.oracle.entered_surely)
-        for live in self.lives:
-            if live.publish:
-                known.update(live.lane.path[: live.prompt_length + 1])
-        if longest(path, known) != matched:
+        running = self._running()
+        if self.oracle.bounds(path, running)[0] != matched:
             return 0
+        known = self.oracle.surely.union(*running)
         others = [name for name in self.names.children[path[matched]].values() if name in known]
         return matched if others else 0
 
@@ -158,7 +177,7 @@ class Arrivals(Lives):
 
     def _prompt_tokens(self, plan: Plan) -> tuple[int, list[int]]:
         namespace = self.cache.namespace(salt=plan.salt)
-        tokens: list[int] = []
+        tokens: list[int] = [_BEGIN] if plan.begin else []
         if plan.base >= 0 and self.past:
             namespace, base = self.past[plan.base % len(self.past)]
             tokens = base[: len(base) * plan.cut // 1000]

@@ -152,15 +152,14 @@ class Driver(Arrivals):
 
     def _learn(self, live: Live, count: int, sampled: list[int]) -> None:
         """Tell the oracle before the cache is told, because events come from inside the cache's commit."""
+        start = live.lane.computed
         live.lane.computed += count
         live.tokens += sampled
         for token in sampled:
             live.lane.path.append(self.names.child(live.lane.path[-1], token))
         if live.publish and live.attached:
-            self.oracle.enter(live.lane.path, surely=False)
-            self.oracle.commit(live.lane.path, live.lane.computed)
-            known = min(live.lane.computed, live.prompt_length)
-            self.oracle.enter(live.lane.path[: known + 1], surely=True)
+            self.oracle.commit(live.lane.path, live.lane.computed, start)
+            self.oracle.must_know(live.lane.path, min(live.lane.computed, live.prompt_length))
 
     def _judge_kept(self, live: Live, start: int) -> None:
         """What had to be published by this commit was."""
@@ -189,10 +188,9 @@ class Driver(Arrivals):
         publish = live.publish and live.attached and not live.doomed
         donated = how == "preempt" or (how == "finish" and "answer_end" in self.world.config.placement)
         if publish and how != "abort":
-            self.oracle.enter(lane.path, surely=False)
             proved = lane.computed + self.geometry.lookahead <= len(live.tokens)
             if lane.computed > lane.first and ((donated and proved) or not self.tails):
-                self.oracle.enter(lane.path[: lane.computed + 1], surely=True)
+                self.oracle.must_know(lane.path, lane.computed)
         getattr(self.cache, how)(np.array([live.row], dtype=np.int64))
         self.lives.remove(live)
         self.past.append((live.namespace, list(live.tokens)))
@@ -211,6 +209,7 @@ class Driver(Arrivals):
         report = self.cache.reset()
         assert report.leases_detached == len(self.lives)
         self.oracle.reset()
+        self.namespaces.clear()
         for live in self.lives:
             live.attached = live.publish = False
         self.check()

@@ -70,6 +70,7 @@ class Lives:
         shadow: What the ranks hold.
         lives: Running requests.
         past: Sequences so far: (namespace, tokens).
+        namespaces: Namespaces in use since the last reset.
         flights: Steps on their way, oldest first; the ranks do them in this order.
     """
 
@@ -77,8 +78,10 @@ class Lives:
     now: float = 0.0
     lives: list[Live] = field(default_factory=list)
     past: list[tuple[int, list[int]]] = field(default_factory=list)
+    namespaces: set[int] = field(default_factory=set)
     flights: list[Flight] = field(default_factory=list)
     admitted: int = 0
+    objections: list[Exception] = field(default_factory=list)
     image_symbols: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,11 +93,20 @@ class Lives:
         self.names = Names()
         self.tails = any(t.kind is not TableKind.PREFIX for t in self.geometry.tables)
         self.stateful = self.geometry.state_table is not None
-        self.oracle = Oracle(self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept)
+        self.oracle = Oracle(
+            self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept, clock=lambda: self.now
+        )
         self.shadow = Shadow(self.geometry, config.blocks, self.names)
-        self.cache.subscribe(self.oracle.on_event)
-        self.cache.subscribe(self._judge_eviction)
+        self.cache.subscribe(self._listen)
         self.check()
+
+    def _listen(self, event: Any) -> None:
+        """Judge an event. The cache keeps to itself what listeners raise, so that waits for the next check."""
+        try:
+            self.oracle.on_event(event)
+            self._judge_eviction(event)
+        except Exception as error:
+            self.objections.append(error)
 
     def _judge_eviction(self, event: Any) -> None:
         """Nothing that a running request resumed from may go, but a last block of which it has a copy of its own."""
@@ -109,6 +121,8 @@ class Lives:
 
     def check(self) -> None:
         """Invariants that can be seen from outside."""
+        if self.objections:
+            raise self.objections[0]
         cache, blocks = self.cache, self.world.config.blocks
         stats = cache.stats()
         assert cache.leases == len(self.lives)

@@ -4,16 +4,21 @@ Every exact prefix (namespace and tokens) has a number, its *name*, given out by
 names: what was computed, what was entered, what is kept. What was taken and what went it learns from the cache's events
 alone; whether the cache may have taken it, it judges by itself. A hit is then one line of arithmetic over these sets.
 
+*Reasons* are judged as hits are: every line of an explanation is a sentence about its tokens, and whether it is true
+follows from the same sets (`judge_story`).
+
 It shares nothing with the implementation: no tree, no blocks, no reference counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Names", "Oracle", "due_positions", "longest"]
+from headway.cache import Reason
+
+__all__ = ["Names", "Oracle", "due_positions"]
 
 
 class Names:
@@ -60,12 +65,12 @@ class Names:
         return len(self.depth) - 1
 
 
-def longest(path: Sequence[int], known: set[int] | dict[int, str]) -> int:
-    """The length of the longest prefix of `path` all of whose prefixes are in `known` (the empty one always is)."""
-    length = 0
-    while length + 1 < len(path) and path[length + 1] in known:
-        length += 1
-    return length
+class Gone(NamedTuple):
+    """What went by eviction and has not come back: what it was, and when it went."""
+
+    kind: str
+    when: float
+    computations: int
 
 
 @dataclass
@@ -79,12 +84,14 @@ class Oracle:
         names: The numbering.
         lookahead: Largest lookahead of any group.
         tails: Whether the model has groups that resume only at checkpoints.
-        ghosts_kept: Whether no entered path can have been forgotten (a large enough bound on ghosts).
-        computed: Keys of what leases that may publish have committed.
-        entered: Prefixes that some lease ever told the index: an upper bound of what can match.
-        entered_surely: Prefixes that the index must know: a lower bound, if ghosts are kept.
+        ghosts_kept: Whether nothing computed can have been forgotten (a large enough bound on history).
+        clock: The time.
+        computed: Keys of what leases that may publish have committed, and how often: an upper bound of what is known.
+        surely: Keys of what was committed and must be known, if ghosts are kept.
         checkpoints: Key -> kind, as told by events.
         resident: Keys of what is resident, as told by events.
+        evicted: Key -> the checkpoint that was evicted there last, where none was taken again.
+        trimmed: Keys of what was resident, was evicted, and is not resident again.
         evictions: Every removal by eviction: what, and its key.
     """
 
@@ -92,11 +99,13 @@ class Oracle:
     lookahead: int
     tails: bool
     ghosts_kept: bool
-    computed: set[int] = field(default_factory=set)
-    entered: set[int] = field(default_factory=set)
-    entered_surely: set[int] = field(default_factory=set)
+    clock: Callable[[], float] = lambda: 0.0
+    computed: dict[int, int] = field(default_factory=dict)
+    surely: set[int] = field(default_factory=set)
     checkpoints: dict[int, str] = field(default_factory=dict)
     resident: set[int] = field(default_factory=set)
+    evicted: dict[int, Gone] = field(default_factory=dict)
+    trimmed: dict[int, Gone] = field(default_factory=dict)
     evictions: list[tuple[str, int]] = field(default_factory=list)
 
     # What the cache tells.
@@ -112,43 +121,53 @@ class Oracle:
         assert path[-1] in self.computed, f"a checkpoint at {event.position} that nobody computed and published"
         assert path[-1] not in self.checkpoints, "a second checkpoint at one position"
         self.checkpoints[path[-1]] = event.kind
+        self.evicted.pop(path[-1], None)
 
     def _on_CheckpointRemoved(self, event: Any, path: list[int]) -> None:  # noqa: N802
         assert self.checkpoints.get(path[-1]) == event.kind, "a removed checkpoint that was not stored"
         del self.checkpoints[path[-1]]
         if event.cause == "evicted":
             self.evictions.append(("checkpoint", path[-1]))
+            self.evicted[path[-1]] = self._gone(path[-1], event.kind)
 
     def _on_ResidentGrown(self, event: Any, path: list[int]) -> None:  # noqa: N802
         for key in path[self.lookahead + 1 :]:
             assert key in self.computed, f"resident to {event.position}, but not all of that was computed"
             self.resident.add(key)
+            self.trimmed.pop(key, None)
 
     def _on_ResidentShrunk(self, event: Any, path: list[int]) -> None:  # noqa: N802
         assert 0 <= event.keep < event.position, f"shrunk from {event.position} to {event.keep}"
         first = path[event.keep + 1 + self.lookahead]
         assert first in self.resident, "what shrunk was not resident"
-        self.resident -= set(self.names.below(first))
+        gone = self.resident.intersection(self.names.below(first))
+        self.resident -= gone
         if event.cause == "evicted":
             self.evictions.append(("resident", first))
+            self.trimmed.update((key, self._gone(key, "path")) for key in gone)
+
+    def _gone(self, key: int, kind: str) -> Gone:
+        return Gone(kind, self.clock(), self.computed.get(key, 0))
 
     # What the driver tells.
 
-    def enter(self, path: Sequence[int], surely: bool) -> None:
-        """A lease told the index of this path; `surely` where the rules say that the index keeps it."""
-        self.entered.update(path)
-        if surely:
-            self.entered_surely.update(path)
+    def commit(self, path: Sequence[int], computed: int, start: int = 0) -> None:
+        """A lease that may publish knows all of `path` and has committed its tokens [start, computed).
 
-    def commit(self, path: Sequence[int], computed: int) -> None:
-        """A lease that may publish knows all of `path` and has committed its first `computed` tokens."""
-        self.computed.update(path[self.lookahead + 1 : computed + self.lookahead + 1])
+        What came right before may have waited for later tokens to be known.
+        """
+        for key in path[max(start, self.lookahead) + 1 : computed + self.lookahead + 1]:
+            self.computed[key] = self.computed.get(key, 0) + 1
+
+    def must_know(self, path: Sequence[int], tokens: int) -> None:
+        """By the rules, what was computed of the first `tokens` tokens of this path is known from now on."""
+        self.surely.update(key for key in path[self.lookahead + 1 : tokens + 1] if key in self.computed)
 
     def reset(self) -> None:
         """Everything is forgotten."""
         assert not self.checkpoints, "checkpoints survived a reset"
         assert not self.resident, "resident tokens survived a reset"
-        for kept in (self.computed, self.entered, self.entered_surely):
+        for kept in (self.computed, self.surely, self.evicted, self.trimmed):
             kept.clear()
 
     # What is right.
@@ -160,16 +179,25 @@ class Oracle:
             path: Names of the prompt's prefixes.
             tokens: Position at which the cache would resume.
             matched: Tokens that the cache says it matched.
-            running: Paths that running leases have entered.
+            running: Paths of the prompts of running leases that publish.
         """
-        surely = set(self.entered_surely) if self.ghosts_kept else set()
-        surely |= {name for entered in running for name in entered}
-        low, high = longest(path, surely), longest(path, self.entered)
-        if low <= self.lookahead:
-            low = 0  # so few tokens prove nothing
+        low, high = self.bounds(path, running)
         assert low <= matched <= high, f"matched {matched} tokens, right is {low} to {high}"
         best = self.best_hit(path)
         assert tokens == best, f"hit {tokens} of {len(path) - 1} tokens ({matched} matched), right is {best}"
+
+    def bounds(self, path: Sequence[int], running: Iterable[Sequence[int]]) -> tuple[int, int]:
+        """Tokens of a prompt that must be known, and that can be: computed ones, and what running prompts entered."""
+        entered = {name for prompt in running for name in prompt}
+        surely = entered | self.surely if self.ghosts_kept else entered
+        return self._follow(path, surely), self._follow(path, entered | self.computed.keys())
+
+    def _follow(self, path: Sequence[int], known: set[int]) -> int:
+        """Tokens that follow what is known; as few as lookahead prove nothing."""
+        matched = self.lookahead
+        while matched + 1 < len(path) and path[matched + 1] in known:
+            matched += 1
+        return matched if matched > self.lookahead else 0
 
     def best_hit(self, path: Sequence[int]) -> int:
         """The deepest position at which a prompt may resume, 0 for none."""
@@ -185,6 +213,138 @@ class Oracle:
         while position + self.lookahead + 1 < len(path) and path[position + self.lookahead + 1] in self.resident:
             position += 1
         return position
+
+    # Whether what is said is true.
+
+    def judge_story(
+        self,
+        path: Sequence[int],
+        story: Any,
+        running: Sequence[Sequence[int]],
+        elsewhere: Iterable[Sequence[int]],
+    ) -> None:
+        """Every line of an explanation must be true of its tokens, and the lines must cover what was not reused.
+
+        Args:
+            path: Names of the prompt's prefixes.
+            story: The explanation.
+            running: Paths of the prompts of running leases that publish.
+            elsewhere: Names of the same tokens in every other namespace.
+        """
+        at, length = story.hit_tokens, len(path) - 1
+        assert story.prompt_tokens == length
+        judge = _Judge(self, path, story, running, list(elsewhere))
+        for loss in story.losses:
+            assert loss.start == at < loss.stop <= length, f"losses do not cover [{story.hit_tokens}, {length}): {story}"
+            at = loss.stop
+            wrong = judge.objection(loss)
+            assert not wrong, f"[{loss.start}, {loss.stop}) {loss.reason.value} is not true: {wrong}\n{story}"
+        assert at == length, f"losses do not reach the end: {story}"
+        reach = max((self.bounds(other, running)[0] for other in elsewhere), default=0)
+        told = max((loss.stop for loss in story.losses if loss.reason is Reason.OTHER_NAMESPACE), default=0)
+        assert reach <= max(told, story.matched), f"another namespace knows {reach} tokens, and that is not said\n{story}"
+
+
+@dataclass
+class _Judge:
+    """Judges the lines of one explanation: each method says what speaks against a line, or nothing."""
+
+    oracle: Oracle
+    path: Sequence[int]
+    story: Any
+    running: Sequence[Sequence[int]]
+    elsewhere: list[Sequence[int]]
+
+    def objection(self, loss: Any) -> str:
+        """What is wrong with a line; empty if it is true."""
+        return str(getattr(self, "_" + loss.reason.value)(loss))
+
+    def _keys(self, loss: Any) -> dict[int, int]:
+        """The keys of the entries of a line, by position."""
+        ahead = self.oracle.lookahead
+        stop = min(loss.stop, len(self.path) - 1 - ahead)
+        return {p: self.path[p + 1 + ahead] for p in range(loss.start, stop)}
+
+    def _uncomputed(self, loss: Any) -> str:
+        if loss.stop > self.story.matched - self.oracle.lookahead:
+            return f"its end is not known, {self.story.matched} tokens are"
+        never = [p for p, key in self._keys(loss).items() if key not in self.oracle.computed]
+        return f"nobody computed {never[0]}" if never else ""
+
+    def _evicted(self, loss: Any) -> str:
+        oracle = self.oracle
+        if wrong := self._uncomputed(loss):
+            return wrong
+        if not oracle.tails:
+            whole = [p for p, key in self._keys(loss).items() if key not in oracle.trimmed]
+            return f"position {whole[0]} did not go by eviction" if whole else self._detail(loss)
+        key = self.path[loss.stop + oracle.lookahead]
+        if key in oracle.checkpoints:
+            return f"there is a checkpoint at {loss.stop}"
+        return self._detail(loss) if key in oracle.evicted else f"no checkpoint was evicted at {loss.stop}"
+
+    def _detail(self, loss: Any) -> str:
+        """What is wrong with what is told of an eviction."""
+        oracle, told = self.oracle, loss.detail
+        gone = oracle.trimmed if not oracle.tails else oracle.evicted
+        keys = list(self._keys(loss).values()) if not oracle.tails else [self.path[loss.stop + oracle.lookahead]]
+        if told.cause != "evicted" or (oracle.tails and told.position != loss.stop):
+            return f"{told} is not about {loss.stop}"
+        right = {(gone[key].kind, oracle.clock() - gone[key].when) for key in keys}
+        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < 1e-6]
+        return "" if found else f"told is {told}, right is one of {right}"
+
+    def _state_never_taken(self, loss: Any) -> str:
+        oracle = self.oracle
+        if not oracle.tails:
+            return "the model has no checkpoints"
+        if wrong := self._uncomputed(loss):
+            return wrong
+        for p in range(loss.start + 1, loss.stop + 1):
+            key = self.path[p + oracle.lookahead]
+            gone = oracle.evicted.get(key)
+            # Where history is bounded, what was computed again since may have been forgotten in between.
+            if gone and (oracle.ghosts_kept or oracle.computed[key] == gone.computations):
+                return f"the {gone.kind} checkpoint at {p} was evicted"
+            if key in oracle.checkpoints:
+                return f"there is one at {p}"
+        return ""
+
+    def _still_computing(self, loss: Any) -> str:
+        oracle = self.oracle
+        entered = {name for prompt in self.running for name in prompt}
+        for p, key in self._keys(loss).items():
+            if key not in entered:
+                return f"nobody who runs has {p} in its prompt"
+            if key in oracle.resident or (oracle.ghosts_kept and key in oracle.surely):
+                return f"{p} has been computed"
+        return ""
+
+    def _lookahead(self, loss: Any) -> str:
+        matched, ahead = self.story.matched, self.oracle.lookahead
+        right = max(self.story.hit_tokens, matched - ahead), min(matched, len(self.path) - 2)
+        return "" if (loss.start, loss.stop) == right else f"right is {right}"
+
+    def _last_token(self, loss: Any) -> str:
+        length = len(self.path) - 1
+        right = (length - 1, length)
+        return "" if (loss.start, loss.stop) == right and self.story.matched == length else f"right is {right}"
+
+    def _other_namespace(self, loss: Any) -> str:
+        if loss.start != self.story.matched:
+            return f"{self.story.matched} tokens are known in its own"
+        reach = max((self.oracle.bounds(other, self.running)[1] for other in self.elsewhere), default=0)
+        return "" if loss.stop <= reach else f"others know {reach} tokens"
+
+    def _parted(self, loss: Any) -> str:
+        return "" if 0 < self.story.matched <= loss.start else f"{self.story.matched} tokens are known"
+
+    def _nothing_matched(self, loss: Any) -> str:
+        return f"{self.story.matched} tokens are known" if self.story.matched else ""
+
+    def _no_room(self, loss: Any) -> str:
+        best = self.oracle.best_hit(self.path)
+        return "" if loss.start == 0 and loss.stop == best > 0 else f"{best} tokens are there"
 
 
 def due_positions(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tests.model.driver import Driver
 from tests.model.lives import Live
-from tests.model.worlds import PIN_SECONDS, Plan, World, plans, worlds
+from tests.model.worlds import PIN_SECONDS, Plan, Probe, World, plans, probes, worlds
 
 PARTS = 4
 """Independent searches, so that several processes share the work."""
@@ -113,10 +113,11 @@ class CacheMachine(RuleBasedStateMachine):
         if how == "come back" and live not in self.driver.lives:
             self.driver.come_back(live)
 
-    @rule(which=_WHICH, cut=st.sampled_from([1000, 1000, 700, 400]), rare=st.integers(0, 15))
-    def probe(self, which: int, cut: int, rare: int) -> None:
+    @rule(several=st.lists(probes(), min_size=1, max_size=3), rare=st.integers(0, 15))
+    def probe(self, several: list[Probe], rare: int) -> None:
         """Look something up; seldom, a reset or time that passes."""
-        self.driver.probe(which, cut)
+        for probe in several:
+            self.driver.probe(probe)
         if rare == 1:
             self.driver.reset()
         elif rare in (2, 3):

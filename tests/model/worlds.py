@@ -18,7 +18,7 @@ from headway.cache import (
 )
 from headway.errors import ConfigError
 
-__all__ = ["Plan", "World", "plans", "worlds"]
+__all__ = ["Plan", "Probe", "World", "plans", "probes", "worlds"]
 
 PIN_SECONDS = 20.0
 ROOMY = 4096
@@ -31,7 +31,7 @@ class World:
     Attributes:
         config: The cache's configuration.
         roomy: The pool is so large that nothing ever has to go.
-        ghosts_kept: No entered path is ever forgotten for lack of room in the history.
+        ghosts_kept: Nothing that was computed is ever forgotten for lack of room in the history.
         arrays: Small batches take the way of large ones, through whole arrays, instead of row by row.
     """
 
@@ -103,7 +103,7 @@ def worlds(draw: st.DrawFn) -> World:
     while not _fits(groups, layout, block_tokens):
         block_tokens *= 2
     roomy = draw(st.integers(0, 2)) == 0
-    history = draw(st.sampled_from([None, None, 0, 20, 100]))
+    history = draw(st.sampled_from([None, None, 0, 1000, 4000]))
     config = CacheConfig(
         groups=tuple(groups),
         blocks=ROOMY if roomy else _tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
@@ -116,10 +116,10 @@ def worlds(draw: st.DrawFn) -> World:
         max_leases=draw(st.sampled_from([1, 2, 8])),
         pin_seconds=PIN_SECONDS,
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
-        history_tokens=100_000 if roomy and history is None else history,
+        history_bytes=history,
         check=True,
     )
-    return World(config, roomy, config.history_tokens == 100_000, draw(st.booleans()))
+    return World(config, roomy, history is None, draw(st.booleans()))
 
 
 def _tight(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> int:
@@ -148,6 +148,7 @@ class Plan:
         length: How much of it.
         image: Content of a picture at the beginning of the new text, or empty.
         salt: Cache salt of a prompt without base.
+        begin: A prompt without base begins with the token with which many do.
         marks: Breakpoints, per mille of the prompt.
         edges: Message boundaries, per mille of the prompt.
         pin: Tokens to pin, per mille of the prompt; 0 for none.
@@ -161,6 +162,7 @@ class Plan:
     length: int
     image: str
     salt: str
+    begin: bool
     marks: tuple[int, ...]
     edges: tuple[int, ...]
     pin: int
@@ -181,10 +183,45 @@ def plans(draw: st.DrawFn) -> Plan:
         stream=draw(st.integers(0, 2)),
         length=draw(st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21])),
         image=draw(st.sampled_from(["x", "y"])) if rare in (0, 1) else "",
-        salt="t" if rare in (2, 3) else "",
+        salt="t" if rare in (2, 3, 15) else "",
+        begin=draw(st.booleans()),
         marks=(draw(_SHARES),) if rare in (4, 5, 6, 7, 8) else (),
         edges=(333, 900) if rare in (9, 10) else (),
         pin=draw(_SHARES) if rare in (11, 12) else 0,
         no_store=rare in (13, 14),
         flavour=draw(st.integers(0, 1)),
+    )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How to make a prompt to look up: an earlier sequence, changed.
+
+    Attributes:
+        which: Which earlier sequence (modulo their number).
+        cuts: Two places in it, per mille: it ends at the first, or goes on behind the second.
+        middle: It goes on there.
+        stream: Which new text follows.
+        more: How much of it.
+        elsewhere: In another namespace than its own.
+    """
+
+    which: int
+    cuts: tuple[int, int]
+    middle: bool
+    stream: int
+    more: int
+    elsewhere: bool
+
+
+def probes() -> st.SearchStrategy[Probe]:
+    """A prompt to look up."""
+    return st.builds(
+        Probe,
+        which=st.integers(0, 11),
+        cuts=st.tuples(st.sampled_from([1000, 1000, 1000, 700, 400]), st.sampled_from([1000, 900, 600, 500])),
+        middle=st.booleans(),
+        stream=st.integers(0, 2),
+        more=st.sampled_from([0, 0, 1, 2, 3]),
+        elsewhere=st.sampled_from([False, False, False, True]),
     )

@@ -132,10 +132,12 @@ class Anchor:
     Attributes:
         edge: The edge it lies on; a root if nothing of it is known.
         position: Entries before it.
+        held: Position up to which the lease reads blocks that are the path's, not its own.
     """
 
     edge: Edge
     position: int
+    held: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -91,7 +91,7 @@ class Reclaimer:
         edge, now = item.edge, self._usage.ticks
         keep, blocks = self._fallback(item, 1), item.blocks
         if edge.marks[-1] == item.position and edge.idle and keep < item.position:
-            blocks += self._residency.would_free(edge, keep)
+            blocks = max(1, blocks + self._residency.would_free(edge, keep))  # 0: it is in the way of those that do free
         if blocks == 0:
             return None
         idle = now - item.used
@@ -137,12 +137,16 @@ class Reclaimer:
         What is idle and not pinned has gone by now, so whatever holds a block without a user lies on the way to a
         lease or to a pin.
         """
-        ways = {edge for one in self._tree.edges() if one.anchors or one.pins for edge in one.path()}
-        for edge in sorted(ways, key=lambda one: -one.start):
+        held: dict[Edge, int] = {}
+        for one in self._tree.edges():
+            if one.anchors or one.pins:
+                most = max([anchor.held for anchor in one.anchors], default=0)
+                held.update((edge, max(held.get(edge, 0), most)) for edge in one.path())
+        for edge in sorted(held, key=lambda one: -one.start):
             if edge.resident_children:
                 self._residency.merge_last_blocks(edge)
                 continue
-            keep = self._residency.unused_from(edge)
+            keep = max(edge.floor, min(held[edge], edge.resident))
             while edge.checkpoints and not edge.checkpoints[-1].floats and edge.marks[-1] > keep:
                 self._drop(edge.checkpoints[-1], "evicted")
             self._trim(edge, keep, "evicted")

@@ -125,15 +125,6 @@ class Residency:
             count -= sum([-(-keep // table.span) - edge.start // table.span for table in self._tree.tables])
         return count
 
-    def unused_from(self, edge: Edge) -> int:
-        """The lowest position from which on no lease and no pin needs what `edge` holds."""
-        needed = edge.floor
-        for table, run in zip(self._tree.tables, edge.runs, strict=True):
-            used = np.flatnonzero(self._pool.users[np.array(run, dtype=np.int64)])
-            if len(used):
-                needed = max(needed, (edge.start // table.span + used.item(-1) + 1) * table.span)
-        return min(needed, edge.resident)
-
     def store(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint, which brings its references, on its edge."""
         edge = checkpoint.edge

@@ -202,7 +202,8 @@ class Committer:
                 self._pool.use(theirs)
                 blocks[owned:full] = theirs
                 self._pool.drop(mine)
-            leases.owned[table.index, row] = max(owned, position // table.span)
+            leases.owned[table.index, row] = full = max(owned, position // table.span)
+            anchor.held = max(anchor.held, full * table.span)
             rows.append(blocks)
         self._index.publish(at, rows, given=True)
         return at

@@ -131,45 +131,43 @@ class Opener:
                 record.sources.append((table, section.ids[full:]))
         for _, source in record.sources:
             self._pool.hold(source)
+        record.anchor.held = max((hit.tokens // t.span * t.span for t in self._geometry.prefix_tables), default=0)
         self._index.resume(at, hit.tokens, checkpoint)
 
-    def _available(self, hit: Hit) -> int:
-        """Blocks that the prompt of `hit` may fill: all but those under pins that it does not share."""
-        reclaim, pool = self._index.reclaim, self._pool
-        reclaim.expire_pins()
-        if not pool.pinned:
-            return pool.blocks
-        shared = reclaim.pins.held_within(hit.at.edge_at(hit.tokens), hit.tokens) if hit.tokens else 0
-        return pool.blocks - pool.pinned + shared
+    def _fits(self, hit: Hit, start: int) -> bool:
+        """Whether the prompt of `hit`, alone in the pool but for pins, can be computed from `start` to its end.
 
-    def _blocks_needed(self, length: int) -> int:
-        """Fewest blocks with which a prompt of `length` tokens can be computed to its end."""
-        need = 0
-        for table in self._geometry.tables:
-            if table.kind in (TableKind.WINDOW, TableKind.CHUNK):
-                need += table.blocks_for(length) - table.first_needed(length - 1) // table.span
-            else:
-                need += table.blocks_for(length)
-        return need
+        `start` is the hit or 0.
+        """
+        reclaim, geometry, length = self._index.reclaim, self._geometry, len(hit.prompt.tokens)
+        available, first = self._pool.blocks, geometry.resume_blocks(start)
+        reclaim.expire_pins()
+        if reclaim.pinned_blocks:
+            available -= reclaim.pinned_blocks
+            if start:
+                available += reclaim.pins.held_within(hit.at.edge_at(start), start)
+            if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
+                first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
+        return first <= available and geometry.fits(available - geometry.blocks_kept_twice(start), length, start)
 
     def affordable(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt together with what its first step copies from."""
-        held = sum(table.state_blocks or (1 if hit.tokens % table.span else 0) for table in self._geometry.tables)
-        return not hit.tokens or self._blocks_needed(len(hit.prompt.tokens)) + held <= self._available(hit)
+        return not hit.tokens or self._fits(hit, hit.tokens)
 
     def refuse_unservable(self, hit: Hit) -> None:
-        """Refuse a prompt that the pool could never hold.
+        """Refuse a prompt that the pool could not hold at every position up to its end.
 
         Raises:
             UnservableError: Says what it needs and what there is.
         """
-        length = len(hit.prompt.tokens)
-        need = self._blocks_needed(length)
-        if need > self._available(hit):
-            pins = f" ({self._pool.pinned} are pinned)" if self._pool.pinned else ""
-            raise UnservableError(
-                f"a prompt of {length} tokens needs {need} blocks and the pool has {self._pool.blocks}{pins}: "
-                f"shorten the prompt or give the cache more memory",
-                need,
-                self._pool.blocks,
-            )
+        if self._fits(hit, 0) or (hit.tokens and self._fits(hit, hit.tokens)):
+            return
+        length, pinned = len(hit.prompt.tokens), self._index.reclaim.pinned_blocks
+        need = self._geometry.peak_blocks(length)
+        pins = f" ({pinned} are pinned)" if pinned else ""
+        raise UnservableError(
+            f"a prompt of {length} tokens needs {need} blocks at once and the pool has {self._pool.blocks}{pins}: "
+            f"shorten the prompt or give the cache more memory",
+            need,
+            self._pool.blocks,
+        )

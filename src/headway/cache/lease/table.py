@@ -216,12 +216,9 @@ class LeaseTable:
         """
         dropped = [_NOTHING]
         for i, table in enumerate(self._tables):
-            if table.kind is TableKind.WINDOW:
-                keep = np.maximum(computed - table.window + 1, 0) // table.span
-            elif table.kind is TableKind.CHUNK:
-                keep = computed // table.chunk * table.chunk // table.span
-            else:
+            if table.kind not in (TableKind.WINDOW, TableKind.CHUNK):
                 continue
+            keep = table.first_needed(computed) // table.span
             owned = self.owned[i, rows]
             counts = np.maximum(np.minimum(keep, self.filled[i, rows]) - owned, 0)
             if counts.any():

@@ -15,10 +15,12 @@ token p lies in block p // V, on rank (p // I) % N, at offset ((p % V) // (N*I))
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,6 +39,10 @@ from headway.errors import ConfigError
 __all__ = ["CacheGeometry", "GroupGeometry", "TableGeometry", "TableKind"]
 
 Int64s = NDArray[np.int64]
+_FIRST_STRETCH = 1024
+"""Positions at the end of a sequence that are searched first for its largest need; then twice as many, and so on."""
+_PEAKS_REMEMBERED = 4096
+"""Lengths whose largest need is remembered."""
 
 
 class TableKind(Enum):
@@ -85,15 +91,52 @@ class TableGeometry:
         """Tokens of the sequence that one block id covers (0 for states)."""
         return self.block_tokens * self.shards
 
-    def first_needed(self, position: int) -> int:
-        """First position whose entry is needed to resume at `position` (equal to it where none is)."""
-        if self.kind is TableKind.PREFIX:
-            return 0
+    @overload
+    def first_needed(self, position: int) -> int: ...
+    @overload
+    def first_needed(self, position: Int64s) -> Int64s: ...
+    def first_needed(self, position: int | Int64s) -> int | Int64s:
+        """First position whose entry is needed to resume at `position` (equal to it where none is).
+
+        Takes an int, or int64 of any shape and returns that shape.
+        """
         if self.kind is TableKind.WINDOW:
-            return min(position, max(0, position - self.window + 1))
+            first = position - self.window + 1
+            return max(0, first) if isinstance(first, int) else np.maximum(first, 0)
         if self.kind is TableKind.CHUNK:
             return position // self.chunk * self.chunk
-        return position
+        return position * 0 if self.kind is TableKind.PREFIX else position
+
+    @overload
+    def blocks_at(self, position: int) -> int: ...
+    @overload
+    def blocks_at(self, position: Int64s) -> Int64s: ...
+    def blocks_at(self, position: int | Int64s) -> int | Int64s:
+        """Block ids that a sequence holds while it computes the token at `position`: what that token sees, and itself.
+
+        Takes an int, or int64 of any shape and returns that shape.
+        """
+        if self.kind is TableKind.STATE:
+            return position * 0 + self.state_blocks
+        return position // self.span + 1 - self.first_needed(position) // self.span
+
+    def blocks_copied(self, position: int) -> int:
+        """Block ids that a sequence which resumes at `position` copies, and holds until its first step is done."""
+        if self.kind is TableKind.STATE:
+            return self.state_blocks if position else 0
+        return int(position % self.span > 0 and self.first_needed(position) < position)
+
+    def most_blocks(self, length: int) -> int:
+        """Upper bound of `blocks_at` over the first `length` positions, which long sequences reach."""
+        if self.kind is TableKind.STATE:
+            return self.state_blocks
+        end = self.blocks_for(length)
+        if self.kind is TableKind.WINDOW:
+            return min(end, (self.window - 2) // self.span + 2)
+        if self.kind is TableKind.CHUNK:
+            latest = self.span - math.gcd(self.chunk, self.span)  # where in its block the first token of a chunk lies
+            return min(end, (latest + self.chunk - 1) // self.span + 1)
+        return end
 
     def blocks_for(self, tokens: int) -> int:
         """Block ids that cover positions [0, tokens); the state's blocks for a STATE table."""
@@ -220,6 +263,68 @@ class CacheGeometry:
         self.prefix_tables = tuple(t for t in self.tables if t.kind is TableKind.PREFIX)
         self.tail_tables = tuple(t for t in self.tables if t.kind is not TableKind.PREFIX)
         self.state_table = next((t for t in self.tables if t.kind is TableKind.STATE), None)
+        self._token_tables = tuple(t for t in self.tables if t.kind is not TableKind.STATE)
+        self._peaks: dict[tuple[int, int], int] = {}
+
+    def peak_blocks(self, length: int, start: int = 0) -> int:
+        """Most blocks that a sequence alone in the pool needs at once, over all its positions.
+
+        It is computed in steps of one token, which need least. The peak need not lie at the end: a chunk is largest
+        just before the next one begins.
+
+        Args:
+            length: Tokens of the sequence.
+            start: Position from which it is computed. What resuming there copies is not counted: see `resume_blocks`.
+
+        Returns:
+            The largest of `blocks_at` of the positions [start, length), 0 if there are none. Exact. O(tables) without
+            windows and chunks; else one pass over the last few thousand positions or chunks. Remembered.
+        """
+        if length <= start:
+            return 0
+        peak = self._peaks.get((length, start))
+        if peak is None:
+            if len(self._peaks) >= _PEAKS_REMEMBERED:
+                self._peaks.clear()
+            peak = self._peaks[length, start] = self._find_peak(length, start)
+        return peak
+
+    def _find_peak(self, length: int, start: int) -> int:
+        """`peak_blocks`: backwards, until no earlier position can reach what has been found."""
+        peak = sum(table.blocks_at(length - 1) for table in self.tables)
+        stop, stretch = length - 1, _FIRST_STRETCH
+        while stop > start and self._most_blocks(stop) > peak:
+            low = max(start, stop - stretch)
+            rises = [np.array([low])]  # the need rises only where a block begins
+            rises += [np.arange(-(-low // t.span) * t.span, stop, t.span) for t in self._token_tables]
+            positions = np.concatenate(rises)
+            need = sum((table.blocks_at(positions) for table in self.tables), start=np.zeros_like(positions))
+            peak = max(peak, int(need.max()))
+            stop, stretch = low, min(2 * stretch, 64 * _FIRST_STRETCH)
+        return peak
+
+    def _most_blocks(self, length: int) -> int:
+        return sum(table.most_blocks(length) for table in self.tables)
+
+    def resume_blocks(self, position: int) -> int:
+        """Blocks that the first step of one token needs at `position`, if what precedes it is resumed from a hit.
+
+        A block that `position` lies inside of, and the state, are copied: original and copy are held at once.
+        """
+        return sum(table.blocks_at(position) + table.blocks_copied(position) for table in self.tables)
+
+    def blocks_kept_twice(self, position: int) -> int:
+        """Blocks that the index keeps beside a sequence's copies as long as that runs, if it has resumed at `position`.
+
+        The index keeps one prefix for all tables. The sequence uses it up to the last block boundary of any table
+        before `position`, which can lie inside a block of another table: that one the sequence has copied.
+        """
+        kept = max((position // table.span * table.span for table in self.prefix_tables), default=0)
+        return sum(kept % table.span > 0 for table in self.prefix_tables)
+
+    def fits(self, blocks: int, length: int, start: int = 0) -> bool:
+        """Whether `peak_blocks(length, start) <= blocks`: O(tables) wherever `blocks` is not scarce."""
+        return self._most_blocks(length) <= blocks or self.peak_blocks(length, start) <= blocks
 
     def group(self, name: str) -> GroupGeometry:
         """Geometry of the group called `name`.
