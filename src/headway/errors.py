@@ -15,6 +15,7 @@ __all__ = [
     "ModelError",
     "RequestError",
     "ScenarioError",
+    "ThreadError",
     "TraceError",
     "UnservableError",
 ]
@@ -42,6 +43,10 @@ class ModelError(HeadwayError):
 
 class LeaseError(HeadwayError):
     """A lease used against its order of life, such as an `extend` after `finish`. Nothing has changed."""
+
+
+class ThreadError(LeaseError):
+    """A call from a second thread while one is under way. The second has changed nothing, the first goes on."""
 
 
 class UnservableError(HeadwayError):

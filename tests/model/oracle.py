@@ -235,14 +235,18 @@ class Oracle:
         assert story.prompt_tokens == length
         judge = _Judge(self, path, story, running, list(elsewhere))
         for loss in story.losses:
-            assert loss.start == at < loss.stop <= length, f"losses do not cover [{story.hit_tokens}, {length}): {story}"
+            assert loss.start == at < loss.stop <= length, (
+                f"losses do not cover [{story.hit_tokens}, {length}): {story}"
+            )
             at = loss.stop
             wrong = judge.objection(loss)
             assert not wrong, f"[{loss.start}, {loss.stop}) {loss.reason.value} is not true: {wrong}\n{story}"
         assert at == length, f"losses do not reach the end: {story}"
         reach = max((self.bounds(other, running)[0] for other in elsewhere), default=0)
         told = max((loss.stop for loss in story.losses if loss.reason is Reason.OTHER_NAMESPACE), default=0)
-        assert reach <= max(told, story.matched), f"another namespace knows {reach} tokens, and that is not said\n{story}"
+        assert reach <= max(told, story.matched), (
+            f"another namespace knows {reach} tokens, and that is not said\n{story}"
+        )
 
 
 @dataclass

@@ -15,16 +15,19 @@ drives it.
 
 from __future__ import annotations
 
-import itertools
+import io
+import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
+from headway.cache.guard import Clock, Guarded, guarded
 from headway.cache.index.edge import Edge
 from headway.cache.index.events import Event
 from headway.cache.index.explain import Explanation, Waterfall, explain_match
@@ -42,7 +45,7 @@ from headway.cache.policy.eviction import eviction_policy
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import longs
 from headway.cache.shape.prompt import Media, Prompt, Symbols
-from headway.errors import LeaseError
+from headway.errors import ConfigError, LeaseError
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
@@ -92,7 +95,29 @@ class CacheStats:
     counters: Counters
 
 
-class PrefixCache:
+_SAVED = b"headway prefix cache 1\n"
+_READABLE = {
+    "array": {"_array_reconstructor", "array"},
+    "builtins": {"set", "frozenset"},
+    "collections": {"OrderedDict", "deque"},
+    "copyreg": {"_reconstructor"},
+    "numpy": {"dtype", "ndarray"},
+    "time": {"monotonic"},
+}
+"""Names of other modules that a saved cache may hold."""
+
+
+class _Reader(pickle.Unpickler):
+    """Reads what a saved cache consists of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        arrays = module.startswith("numpy.") and name in ("_reconstruct", "_frombuffer", "scalar")
+        if arrays or module.startswith("headway.cache.") or name in _READABLE.get(module, ()):
+            return super().find_class(module, name)
+        raise ConfigError(f"{module}.{name} cannot be part of a saved cache: only plain values and our own classes can")
+
+
+class PrefixCache(Guarded):
     """Prefix cache of one model on one set of ranks.
 
     Attributes:
@@ -110,8 +135,11 @@ class PrefixCache:
         Raises:
             ConfigError: A configuration that cannot work; the message says what to change.
         """
+        super().__init__()
         self.config = config
+        self._watched = config.check
         self.geometry = config.geometry()
+        self._clock = Clock(clock)
         self._pool = BlockPool(config.blocks)
         self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch)
         self._index = PrefixIndex(
@@ -119,7 +147,7 @@ class PrefixCache:
             self._pool,
             eviction_policy(config.eviction),
             cost=config.cost,
-            clock=clock,
+            clock=self._clock,
             pin_share=config.pin_share,
             history=config.history_limits(),
         )
@@ -128,14 +156,14 @@ class PrefixCache:
         self._extender = Extender(*parts, inside=config.exports_inside)
         self._committer = Committer(*parts, self._placement, config.pin_seconds)
         self._opener = Opener(*parts, self._placement, self._committer, config.cost)
-        self._clock = clock
         self._namespaces: dict[tuple[str, str, str], int] = {("", "", ""): 0}
-        self._namespace_ids = itertools.count(1)
+        self._namespaces_given = 0
         self._symbols = Symbols()
         self._waterfall = Waterfall()
 
     # ---- prompts
 
+    @guarded
     def namespace(self, model: str = "", adapter: str = "", salt: str = "") -> int:
         """Id of a namespace; prompts in different ones never share. The empty one is 0.
 
@@ -147,9 +175,11 @@ class PrefixCache:
             if len(self._namespaces) > 2 * len(self._index.tree.roots) + _NAMESPACES_KEPT:
                 known = self._index.tree.roots
                 self._namespaces = {k: n for k, n in self._namespaces.items() if n in known or n == 0}
-            self._namespaces[key] = next(self._namespace_ids)
+            self._namespaces_given += 1
+            self._namespaces[key] = self._namespaces_given
         return self._namespaces[key]
 
+    @guarded
     def symbols(self, tokens: ArrayLike, media: Sequence[Media] = ()) -> Ids:
         """Tokens as the cache compares them, int32: placeholders of media carry their content's identity.
 
@@ -160,24 +190,31 @@ class PrefixCache:
 
     # ---- finding
 
+    @guarded
     def lookup(self, prompt: Prompt) -> Hit:
         """Where `prompt` can resume. Changes nothing; O(matched tokens + branches)."""
+        return self._lookup(prompt)
+
+    def _lookup(self, prompt: Prompt) -> Hit:
         at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.data)
         kind = checkpoint.kind if checkpoint else ""
         matched = self._matched(at.position, prompt)
         return Hit(tokens, matched, kind, prompt, at, checkpoint, self._index, self._index.version)
 
+    @guarded
     def lookup_batch(self, prompts: Iterable[Prompt]) -> list[Hit]:
         """`lookup` for each of `prompts`."""
-        return [self.lookup(prompt) for prompt in prompts]
+        return [self._lookup(prompt) for prompt in prompts]
 
+    @guarded
     def explain(self, prompt: Prompt) -> Explanation:
         """What would become of every token of `prompt`. Changes nothing."""
-        return self._explain(self.lookup(prompt))
+        return self._explain(self._lookup(prompt))
 
+    @guarded
     def path(self, prompt: Prompt) -> Path:
         """What is known of the path of `prompt`, part by part. Changes nothing."""
-        return describe_path(self.lookup(prompt).at, self._clock())
+        return describe_path(self._lookup(prompt).at, self._clock())
 
     def _matched(self, position: int, prompt: Prompt) -> int:
         """Tokens of `prompt` that match, where `position` entries do."""
@@ -200,6 +237,7 @@ class PrefixCache:
 
     # ---- leases
 
+    @guarded
     def lease(self, prompt: Prompt, hit: Hit | None = None) -> Lease:
         """Start a request: enter its path, hold what it resumes from, and plan its checkpoints.
 
@@ -213,7 +251,7 @@ class PrefixCache:
         if hit is not None and hit.index is not self._index:
             raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
         if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
-            hit = self.lookup(prompt)
+            hit = self._lookup(prompt)
         self._opener.refuse_unservable(hit)
         explanation = self._explain(hit)
         if not self._opener.affordable(hit):
@@ -221,11 +259,11 @@ class PrefixCache:
             explanation = explanation.without_hit()
         self._waterfall.add(explanation)
         row = self._opener.open(hit, explanation)
-        self._after()
         return Lease(self._leases, row)
 
     # ---- steps
 
+    @guarded
     def extend(self, rows: ArrayLike, counts: ArrayLike) -> Step:
         """Give leases the blocks for their next tokens.
 
@@ -243,9 +281,9 @@ class PrefixCache:
             LeaseError: Misuse; nothing has changed.
         """
         step = self._extender.extend(rows, counts)
-        self._after()
         return step
 
+    @guarded
     def commit(
         self,
         step: Step,
@@ -266,8 +304,8 @@ class PrefixCache:
             LeaseError: Misuse; nothing has changed.
         """
         self._committer.commit(step, counts, sampled, sampled_counts)
-        self._after()
 
+    @guarded
     def fail(self, step: Step) -> None:
         """The ranks failed in `step`: nothing of it counts or is published. Its leases can only be aborted.
 
@@ -277,10 +315,10 @@ class PrefixCache:
             LeaseError: Misuse; nothing has changed.
         """
         self._committer.fail(step)
-        self._after()
 
     # ---- the end
 
+    @guarded
     def finish(self, rows: ArrayLike) -> None:
         """Requests are done. Their running states become checkpoints (placement `answer_end`), their blocks are freed.
 
@@ -292,6 +330,7 @@ class PrefixCache:
         """
         self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None, RUNNING)
 
+    @guarded
     def preempt(self, rows: ArrayLike) -> None:
         """Take requests' memory away. Coming back, as a new lease on all their tokens, is a hit: states are kept.
 
@@ -300,6 +339,7 @@ class PrefixCache:
         """
         self._end(rows, "preempt", RUNNING)
 
+    @guarded
     def abort(self, rows: ArrayLike) -> None:
         """Requests end at once and leave only what they had published. The one way out of a failed step.
 
@@ -315,23 +355,23 @@ class PrefixCache:
             if donate is not None:
                 self._committer.donate(row, donate)
             self._committer.close(row)
-        self._after()
 
     # ---- wishes about what is kept
 
+    @guarded
     def unpin(self, prompt: Prompt) -> int:
         """End every pin on the known path of `prompt`, at its last token or before. Returns how many."""
-        lifted = self._index.unpin(self.lookup(prompt).at)
-        self._after()
+        lifted = self._index.unpin(self._lookup(prompt).at)
         return lifted
 
+    @guarded
     def forget(self, prompt: Prompt) -> ResetReport:
         """Forget every sequence that begins with `prompt`, as far back as no other known sequence shares it.
 
         Shorter sequences that the same requests made known go too. Nothing happens if the whole of `prompt` is not
         known. Running leases go on, with their own memory, and publish nothing more.
         """
-        at = self.lookup(prompt).at
+        at = self._lookup(prompt).at
         if at.position < len(prompt.tokens) - self.geometry.lookahead or not at.position:
             return ResetReport(0, 0, 0)
         top = at.edge
@@ -339,11 +379,13 @@ class PrefixCache:
             top = top.parent
         return self._forget([top], "forgotten")
 
+    @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
         """Forget all that is known in a namespace. Running leases go on and publish nothing more."""
         root = self._index.tree.roots.get(namespace)
         return self._forget(list(root.children.values()) if root else [], "forgotten")
 
+    @guarded
     def reset(self) -> ResetReport:
         """Forget everything, interned namespaces and media included.
 
@@ -367,7 +409,6 @@ class PrefixCache:
         for row in rows:
             self._committer.detach(row)
         checkpoints = self._index.forget(tops, cause)
-        self._after()
         return ResetReport(self._pool.free - free, checkpoints, len(rows))
 
     # ---- looking in
@@ -395,7 +436,16 @@ class PrefixCache:
     def available(self) -> int:
         """Blocks that are free or can be evicted now: what leases could take. O(1)."""
         self._index.reclaim.expire_pins()
-        return self._pool.available
+        available = self._pool.available
+        if len(self.geometry.prefix_tables) > 1:  # a block of one table may be kept for the sake of another's
+            twice = self.geometry.blocks_kept_twice
+            available -= sum(twice(self._leases.record(row).hit.tokens) for row in self._leases.active_rows())
+        return max(available, self._pool.free)
+
+    @property
+    def held_blocks(self) -> Ids:
+        """Ids of all blocks that somebody holds, int32 ascending: whose content must outlast `save` and `load`."""
+        return np.flatnonzero(self._pool.references).astype(np.int32)
 
     @property
     def waterfall(self) -> Waterfall:
@@ -415,8 +465,10 @@ class PrefixCache:
         Returns:
             The function that ends it.
         """
+        self._watched = True
         return self._index.residency.listeners.add(listener)
 
+    @guarded
     def stats(self) -> CacheStats:
         """Memory and events. O(1); with pins, one pass over the counts of the pool."""
         self._index.reclaim.expire_pins()
@@ -433,6 +485,51 @@ class PrefixCache:
             counters=self._index.usage.counters.copy(),
         )
 
+    # ---- copies
+
+    def __copy__(self) -> PrefixCache:
+        """Refused: a shallow copy would count the same blocks twice.
+
+        Raises:
+            LeaseError: Always; `copy.deepcopy` works.
+        """
+        raise LeaseError("a shallow copy of a cache would hand out the same blocks: use copy.deepcopy")
+
+    @guarded
+    def save(self) -> bytes:
+        """The whole index as bytes, for `load`: what is known and kept, what was learned, pins, namespaces and media.
+
+        What the bytes do not have is the arena: whoever loads them provides memory in which every block of
+        `held_blocks` has the content that it had. Listeners are not part of it.
+
+        Raises:
+            LeaseError: A lease runs: its blocks are being written. End all of them first.
+            ConfigError: It holds an object of a foreign class: an eviction policy, or the identity of a medium.
+        """
+        if self._leases.running:
+            raise LeaseError(f"{self._leases.running} leases run: end them before saving the cache")
+        body = pickle.dumps(vars(self) | {"_lock": None}, protocol=5)
+        _Reader(io.BytesIO(body)).load()  # what is written can be read
+        return _SAVED + body
+
+    @staticmethod
+    def load(data: bytes, *, clock: Callable[[], float] = time.monotonic) -> PrefixCache:
+        """The cache that `save` wrote; its time goes on where it stood.
+
+        Only objects of this package, numpy and the standard library's containers are read, so that a file from a
+        stranger can be wrong but cannot run code of its own.
+
+        Raises:
+            ConfigError: Not what `save` of this release writes.
+        """
+        if not data.startswith(_SAVED):
+            raise ConfigError(f"these bytes were not saved by this release of the prefix cache ({_SAVED!r} is missing)")
+        cache = PrefixCache.__new__(PrefixCache)
+        cache.__setstate__(_Reader(io.BytesIO(data[len(_SAVED) :])).load())
+        cache._clock.restart(clock)
+        return cache
+
+    @guarded
     def check(self) -> None:
         """Check every invariant. O(everything).
 
@@ -441,8 +538,9 @@ class PrefixCache:
         """
         invariants.check(self._index, self._leases, self.geometry, self._pool)
 
-    def _after(self) -> None:
-        """A change is complete."""
-        self._index.residency.listeners.deliver()
+    def _verify(self) -> None:
         if self.config.check:
-            self.check()
+            invariants.check(self._index, self._leases, self.geometry, self._pool)
+
+    def _deliver(self) -> None:
+        self._index.residency.listeners.deliver()

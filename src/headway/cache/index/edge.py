@@ -220,8 +220,13 @@ class Edge:
 
     def __getstate__(self) -> tuple[None, dict[str, object]]:
         """All but its relatives: whoever writes a tree writes it edge by edge, so that depth needs no recursion."""
-        state = {name: getattr(self, name) for name in self.__slots__ if name not in ("parent", "children")}
-        return None, state
+        return None, {name: getattr(self, name) for name in self.__slots__ if name not in ("parent", "children")}
+
+    def __setstate__(self, state: tuple[None, dict[str, object]]) -> None:
+        """Alone, until the tree that reads it puts it in its place."""
+        self.parent, self.children = None, {}
+        for name, value in state[1].items():
+            setattr(self, name, value)
 
     @property
     def idle(self) -> bool:

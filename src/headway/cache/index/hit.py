@@ -38,12 +38,6 @@ class Hit:
     index: PrefixIndex = field(repr=False)
     version: int = field(repr=False)
 
-    def __reduce__(self) -> str | tuple[object, ...]:
-        """A hit is a view into its cache: it is not written, and not copied apart from it."""
-        raise TypeError(
-            "a Hit belongs to its cache and cannot be copied or pickled: keep the prompt and look it up again"
-        )
-
     def blocks(self, table: int) -> NDArray[np.int32]:
         """Block ids of one table under the hit, int32: of the prefix, or what the checkpoint holds.
 

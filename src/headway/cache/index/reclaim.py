@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
 from headway.cache.index.pins import Pins
@@ -65,6 +66,11 @@ class Reclaimer:
         self._history: OrderedDict[Edge, None] = OrderedDict()
         self._history_tokens, self._history_bytes = history
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What was written; the queue asks this object again."""
+        vars(self).update(state)
+        self.queue.describe = self._candidate
+
     # ---- eviction
 
     def make_room(self, blocks: int) -> bool:
@@ -91,7 +97,7 @@ class Reclaimer:
         edge, now = item.edge, self._usage.ticks
         keep, blocks = self._fallback(item, 1), item.blocks
         if edge.marks[-1] == item.position and edge.idle and keep < item.position:
-            blocks = max(1, blocks + self._residency.would_free(edge, keep))  # 0: it is in the way of those that do free
+            blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
         idle = now - item.used

@@ -168,7 +168,7 @@ class EvictionQueue(Generic[Item]):
                 again.
             policy: Ranks candidates.
         """
-        self._describe = describe
+        self.describe = describe
         self._policy = policy
         self._heap: list[tuple[float, int, Item]] = []
         self._asked: deque[tuple[int, Item]] = deque()
@@ -176,13 +176,17 @@ class EvictionQueue(Generic[Item]):
         self._entries = 0
         self._live = 0
 
+    def __getstate__(self) -> dict[str, object]:
+        """All but whom it asks: who reads the queue sets `describe` again."""
+        return {name: value for name, value in vars(self).items() if name != "describe"}
+
     def __len__(self) -> int:
         """Items that stand in the queue."""
         return self._live
 
     def push(self, item: Item) -> None:
         """Queue `item` at its present priority, replacing its earlier entry."""
-        candidate = self._describe(item)
+        candidate = self.describe(item)
         if candidate is None:
             self.discard(item)
         else:
@@ -202,7 +206,7 @@ class EvictionQueue(Generic[Item]):
         while self._heap and len(asked) < _CORRECTED and not (asked and asked[lowest][0] <= self._heap[0][0]):
             _, entry, item = self._heap[0]
             if item.entry == entry:
-                candidate = self._describe(item)
+                candidate = self.describe(item)
                 if candidate is None:
                     self.discard(item)
                 else:
