@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
-from headway.cache import SlidingWindow
+from headway.cache import CacheConfig, PrefixCache, SlidingWindow
 from headway.errors import UnservableError
 
 
@@ -109,3 +112,37 @@ def test_only_what_a_window_still_sees_is_held() -> None:
     assert (row[:8] < 0).all()
     assert (row[9:11] >= 0).all()
     assert engine.cache.free_blocks >= 100 - 3
+
+
+# Block tables.
+
+
+def test_wide_block_tables_take_memory_only_where_they_are_used() -> None:
+    """One request of a million tokens in a table of 1,024 rows: if all of it took memory it would be 250 MB."""
+    engine = Engine(PrefixCache(CacheConfig([ATTENTION], blocks=1000, max_leases=1024, block_tokens=16)))
+    leases = [engine.start(tokens((stream, 20))) for stream in range(1, 301)]
+    before, resident = engine.cache._leases.nbytes, _resident()
+    engine.cache._leases.widen(0, 62_500)
+    assert engine.cache.tables[0].nbytes > 250e6
+    for lease in leases:
+        engine.step(lease)
+    assert engine.cache._leases.nbytes - before < 10e6
+    assert _resident() - resident < 30e6
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE
+
+
+def test_rows_keep_their_blocks_when_tables_grow() -> None:
+    engine = Engine.of(ATTENTION, STATE, SlidingWindow("w", 64, 6), blocks=900, max_leases=2)
+    leases = [engine.start(tokens((stream, 12))) for stream in (1, 2)]
+    engine.step(*leases)
+    held = [[table[lease.row, :2].tolist() for table in engine.cache.tables] for lease in leases]
+    longer = [engine.start(tokens((stream, 600))) for stream in (3, 4)]
+    assert engine.cache.tables[0].shape[1] > 150
+    assert len(engine.cache.tables[0]) == 4
+    assert [[table[lease.row, :2].tolist() for table in engine.cache.tables] for lease in leases] == held
+    engine.cache.abort([lease.row for lease in (*leases, *longer)])
+    assert engine.cache.stats().leased == 0

@@ -213,15 +213,15 @@ def test_being_computed_belongs_to_positions() -> None:
 
 
 def test_a_hit_that_is_given_up_for_want_of_room_is_told_so() -> None:
-    """Eight blocks of four: 32 tokens need them all, and resuming at 19, inside a block, a copy of that one."""
-    engine = Engine.of(ATTENTION, blocks=8)
-    engine.run(tokens((1, 19)))
-    prompt = Prompt(tokens((1, 19), (2, 13)))
+    """Five blocks of four: 20 tokens need them all, and resuming at 19, inside a block, a copy of that one."""
+    engine = Engine.of(ATTENTION, blocks=5)
+    engine.run(tokens((1, 20)))
+    prompt = Prompt(tokens((1, 20)))
     assert engine.cache.lookup(prompt).tokens == 19
     lease = engine.cache.lease(prompt)
     assert (lease.computed, lease.hit.tokens) == (0, 0)
     told = [(loss.reason, loss.start, loss.stop) for loss in lease.explanation.losses]
-    assert told == [(Reason.NO_ROOM, 0, 19), (Reason.PARTED, 19, 32)]
+    assert told == [(Reason.NO_ROOM, 0, 19), (Reason.LAST_TOKEN, 19, 20)]
     assert engine.cache.waterfall.lost[Reason.NO_ROOM] == 19
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
@@ -191,6 +193,117 @@ def test_reset_with_running_requests() -> None:
     assert engine.cache.free_blocks == 100
     assert engine.run(tokens((1, 20))) == 0
     assert engine.hit(tokens((1, 20))) == 19
+
+
+# First steps of which nothing counts.
+
+
+@pytest.mark.parametrize("few", [4, 0], ids=["numbers", "arrays"])
+def test_a_first_step_of_which_nothing_counts_is_asked_for_again(few: int) -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    engine.cache._leases.few = few
+    engine.run(tokens((1, 10)))
+    lease = engine.start(tokens((1, 10), (2, 10)))
+    first = engine.cache.extend([lease.row], [6])
+    rows, free = [table[lease.row, :4].tolist() for table in engine.cache.tables], engine.cache.free_blocks
+    for _ in range(3):
+        engine.cache.commit(first, counts=[0])
+        assert lease.computed == 10
+        again = engine.cache.extend([lease.row], [6])
+        assert again.copies.tolist() == first.copies.tolist()
+        assert [table[lease.row, :4].tolist() for table in engine.cache.tables] == rows
+        assert engine.cache.free_blocks == free
+        first = again
+    engine.cache.commit(first)
+    step = engine.cache.extend([lease.row], [3])
+    assert len(step.copies) == 0
+    engine.cache.commit(step)
+    engine.cache.finish([lease.row])
+    assert engine.cache.stats().leased == 0
+
+
+@pytest.mark.parametrize("few", [4, 0], ids=["numbers", "arrays"])
+def test_a_state_starts_from_zero_until_a_token_counts(few: int) -> None:
+    engine = Engine.of(ATTENTION, STATE, blocks=11)
+    engine.cache._leases.few = few
+    lease = engine.start(tokens((1, 20)), no_store=True)
+    for counted in (0, 0, 4):
+        step = engine.cache.extend([lease.row], [8])
+        assert step.fresh.tolist() == [lease.row]
+        engine.cache.commit(step, counts=[counted])
+    assert engine.cache.extend([lease.row], [4]).fresh.tolist() == []
+
+
+def test_what_a_hit_copies_from_stays_until_a_token_counts() -> None:
+    engine = Engine.of(ATTENTION, blocks=12)
+    engine.run(tokens((1, 10)))
+    lease = engine.start(tokens((1, 10), (2, 2)))
+    step = engine.cache.extend([lease.row], [2])
+    source = step.copies[0, 0]
+    engine.cache.commit(step, counts=[0])
+    engine.run(tokens((3, 32)))  # takes all that can be had
+    again = engine.cache.extend([lease.row], [2])
+    assert again.copies[0, 0] == source
+    assert engine.hit(tokens((1, 10), (4, 2))) == 10
+
+
+# Tokens told without being computed.
+
+
+@pytest.mark.parametrize("few", [4, 0], ids=["numbers", "arrays"])
+@pytest.mark.parametrize("groups", [(ATTENTION,), (ATTENTION, STATE), (ATTENTION, DRAFT)])
+@pytest.mark.parametrize("store", [True, False])
+def test_any_number_of_tokens_can_be_told_before_they_are_computed(few: int, groups: Any, store: bool) -> None:
+    engine = Engine.of(*groups, blocks=400, answer_stretch=16)
+    engine.cache._leases.few = few
+    lease = engine.start(tokens((1, 8)), no_store=not store)
+    engine.compute(lease)
+    told = [7]
+    for round_ in range(9):
+        more = list(range(5000 + 64 * round_, 5064 + 64 * round_))
+        step = engine.cache.extend([lease.row], [1])
+        engine.cache.commit(step, counts=[0], sampled=[more], sampled_counts=[64])
+        told += more
+    assert (lease.computed, lease.tokens) == (8, 8 + len(told))
+    while lease.computed < lease.tokens - 1:
+        engine.cache.commit(engine.cache.extend([lease.row], [min(50, lease.next_stop - lease.computed)]))
+    engine.cache.finish([lease.row])
+    text = np.concatenate([tokens((1, 8)), np.array(told, dtype=np.int32), tokens((9, 1))])
+    assert (engine.hit(text) > 500) == store
+
+
+# One row at a time.
+
+
+def test_a_step_of_one_lease_is_a_step() -> None:
+    engine = Engine.of(ATTENTION, STATE, answer_stretch=8)
+    one, many = engine.start(tokens((1, 10))), engine.start(tokens((2, 10)))
+    for count in (9, 1, *[1] * 30):
+        left = engine.cache.extend_one(one.row, count)
+        right = engine.cache.extend([many.row], [count])
+        for name in ("starts", "counts"):
+            assert getattr(left, name).tolist() == getattr(right, name).tolist()
+            assert getattr(left, name).dtype == getattr(right, name).dtype
+        assert (len(left.copies), len(left.fresh), len(left.exports)) == (
+            len(right.copies),
+            len(right.fresh),
+            len(right.exports),
+        )
+        done = left.starts[0] + left.counts[0] == one.tokens
+        for step in (left, right):
+            engine.cache.commit(step, sampled=[5000] if done else None)
+    assert (one.computed, one.tokens) == (many.computed, many.tokens)
+
+
+def test_a_step_of_one_lease_refuses_what_extend_refuses() -> None:
+    engine = Engine.of(ATTENTION)
+    lease = engine.start(tokens((1, 20)))
+    for wrong in ((lease.row, 0), (lease.row, -1), (99, 1), (-1, 1), (lease.row, 1.5)):
+        with pytest.raises(LeaseError):
+            engine.cache.extend_one(*wrong)
+    engine.cache.extend_one(lease.row, 20)
+    with pytest.raises(LeaseError, match="under way"):
+        engine.cache.extend_one(lease.row, 1)
 
 
 # Speculation.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.model.oracle import due_positions
 from tests.model.shadow import Lane, first_needed
 from tests.model.worlds import Plan, Probe
 
-from headway.cache import Media, Prompt, Reason, TableKind
+from headway.cache import Media, Prompt, Reason, Symbols, TableKind
 from headway.errors import UnservableError
 
 __all__ = ["Arrivals"]
@@ -32,7 +33,7 @@ class Arrivals(Lives):
             return None
         n = len(tokens)
         prompt = Prompt(
-            np.array(tokens, dtype=np.int32),
+            self.spelled(tokens),
             namespace=namespace,
             boundaries=tuple(sorted({max(1, n * e // 1000) for e in plan.edges})),
             breakpoints=tuple(sorted({max(1, n * m // 1000) for m in plan.marks})),
@@ -131,7 +132,7 @@ class Arrivals(Lives):
 
     def come_back(self, live: Live) -> None:
         """A preempted request asks again, with what it had answered as part of its prompt."""
-        prompt = Prompt(np.array(live.tokens, dtype=np.int32), namespace=live.namespace, no_store=not live.publish)
+        prompt = Prompt(self.spelled(live.tokens), namespace=live.namespace, no_store=not live.publish)
         self._admit(prompt, live.flavour)
 
     def probe(self, probe: Probe) -> None:
@@ -145,7 +146,7 @@ class Arrivals(Lives):
         tokens = tokens[: max(1, low)] + (tokens[max(1, high) :] if probe.middle else []) + new
         if probe.elsewhere:
             namespace = self.cache.namespace(salt="" if namespace else "t")
-        self.look(Prompt(np.array(tokens, dtype=np.int32), namespace=namespace))
+        self.look(Prompt(self.spelled(tokens), namespace=namespace))
 
     def _parting(self, path: list[int], matched: int) -> int:
         """Where a prompt parts from a sequence that surely is known and goes on differently; 0 for nowhere."""
@@ -187,7 +188,7 @@ class Arrivals(Lives):
             size = _IMAGES[plan.image]
             text = [_PLACEHOLDER] * size + text
             media = [Media(0, size, plan.image)]
-        symbols = self.cache.symbols(np.array(text, dtype=np.int32), media=media).tolist()
+        symbols = self.cache.symbols(text, media=media).tokens.tolist()
         for i, symbol in enumerate(symbols):
             if media and i < media[0].length:
                 assert symbol < 0, "a placeholder became a token"
@@ -196,3 +197,20 @@ class Arrivals(Lives):
                 assert symbol == text[i]
         room = max(0, 60 - len(symbols))
         return namespace, tokens[:room] + symbols
+
+    def spelled(self, tokens: list[int]) -> Symbols:
+        """`tokens` as a caller can give them: pictures, which may be cut off, as the cache's symbols."""
+        text = self.cache.symbols([])
+        for symbol, run in groupby(tokens):
+            left = len(list(run))
+            if symbol >= 0:
+                text = text.followed_by([symbol] * left)
+                continue
+            image = self.image_symbols[symbol]
+            size = _IMAGES[image]
+            picture = self.cache.symbols([_PLACEHOLDER] * size, media=[Media(0, size, image)])
+            self.image_symbols[int(picture.tokens[0])] = image  # another symbol, if the cache has been reset
+            while left > 0:
+                text = text.followed_by(picture[: min(left, size)])
+                left -= size
+        return text

@@ -250,7 +250,7 @@ class Shadow:
     ) -> None:
         for theirs in self.geometry.tables:
             held = np.asarray(tables[theirs.index][other])
-            width = theirs.state_blocks if theirs.kind is TableKind.STATE else len(held)
+            width = theirs.state_blocks if theirs.kind is TableKind.STATE else -(-lane.computed // theirs.span)
             for j in range(width):
                 block = int(held[j])
                 if block < 0 or block not in targets:

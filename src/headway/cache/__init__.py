@@ -16,25 +16,22 @@ from headway.cache.policy.eviction import EVICTIONS, Candidate, EvictionPolicy, 
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
 from headway.cache.shape.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
-from headway.cache.shape.prompt import Media, Prompt
+from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.spec import (
-    BlockId,
     ChunkedLocal,
     ComputeCost,
     FullAttention,
     LayerSpec,
     ParallelLayout,
-    Position,
     Recurrent,
     SlidingWindow,
-    Slot,
 )
+from headway.cache.shape.symbols import Media, Symbols
 
 __all__ = [
     "DEFAULT_PLACEMENT",
     "EVICTIONS",
     "MOST_SAMPLED",
-    "BlockId",
     "CacheConfig",
     "CacheGeometry",
     "CacheStats",
@@ -62,7 +59,6 @@ __all__ = [
     "ParallelLayout",
     "Path",
     "PathPart",
-    "Position",
     "PrefixCache",
     "Prompt",
     "Reason",
@@ -71,9 +67,9 @@ __all__ = [
     "ResidentGrown",
     "ResidentShrunk",
     "SlidingWindow",
-    "Slot",
     "StateExport",
     "Step",
+    "Symbols",
     "TableGeometry",
     "TableKind",
     "Value",

@@ -38,8 +38,11 @@ class CacheConfig:
         history_tokens: Tokens that may be known: of what is kept, and of what went, to explain misses and to see where
             traffic parts. What is kept or running is known in any case; of what went the oldest is forgotten first.
             None: four times what the pool can hold.
-        history_bytes: The same bound for all that is known, in bytes. None: room for the tokens of four full pools, and
-            16 MiB.
+        index_bytes: Memory of this process for all that is known and kept: tokens, branches, checkpoints, pins. Beyond
+            it what went is forgotten first, then what is kept goes; what is running stays. None: room for the tokens
+            of four full pools, and 16 MiB.
+        steps_in_flight: Steps that a lease may have under way at once: 1, or 2 to plan a step before the one before it
+            is committed.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
             when its request ends.
         check: Check every invariant after every operation (slow; for tests).
@@ -59,7 +62,8 @@ class CacheConfig:
     pin_share: float = 0.5
     pin_seconds: float = 3600.0
     history_tokens: int | None = None
-    history_bytes: int | None = None
+    index_bytes: int | None = None
+    steps_in_flight: int = 1
     answer_stretch: int = 256
     check: bool = False
 
@@ -73,12 +77,13 @@ class CacheConfig:
         check_whole("checkpoint_alignment", self.checkpoint_alignment)
         check_whole("max_leases", self.max_leases, high=2**20)
         check_whole("answer_stretch", self.answer_stretch, high=2**20)
+        check_whole("steps_in_flight", self.steps_in_flight, high=2)
         for name in ("block_tokens", "block_bytes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), high=2**40)
         check_float("pin_share", self.pin_share, 0.0, 1.0)
         check_float("pin_seconds", self.pin_seconds, 1e-3, 1e12)
-        for name in ("history_tokens", "history_bytes"):
+        for name in ("history_tokens", "index_bytes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), low=0)
         for name, kind in (("layout", ParallelLayout), ("cost", ComputeCost)):
@@ -92,9 +97,9 @@ class CacheConfig:
         """The geometry that this configuration gives."""
         return CacheGeometry(self.groups, self.layout, block_tokens=self.block_tokens, block_bytes=self.block_bytes)
 
-    def history_limits(self) -> tuple[int, int]:
-        """Most tokens and bytes that may be known: what is given, or the defaults."""
+    def limits(self) -> tuple[int, int]:
+        """`history_tokens` and `index_bytes`, or the defaults."""
         largest = max((table.span for table in self.geometry().prefix_tables), default=1024)
         tokens = 4 * self.blocks * largest + 65536 if self.history_tokens is None else self.history_tokens
-        given = self.history_bytes
+        given = self.index_bytes
         return tokens, 16 * self.blocks * largest + 16 * 2**20 if given is None else given

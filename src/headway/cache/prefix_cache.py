@@ -35,6 +35,7 @@ from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.tree import NAMESPACE_BYTES
 from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
@@ -43,8 +44,9 @@ from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.policy.eviction import eviction_policy
 from headway.cache.policy.placement import Placement
-from headway.cache.shape.checks import longs
-from headway.cache.shape.prompt import Media, Prompt, Symbols
+from headway.cache.shape.checks import TokenIds, longs
+from headway.cache.shape.prompt import Prompt
+from headway.cache.shape.symbols import Media, Symbols, SymbolTable
 from headway.errors import ConfigError, LeaseError
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
@@ -83,6 +85,8 @@ class CacheStats:
         leases: Running leases.
         checkpoints: Checkpoints kept.
         counters: Events by kind of placement.
+        bookkeeping_bytes: Memory of this process that the cache takes, an estimate from above.
+        bookkeeping_limit: What it can take at most with the leases of now.
     """
 
     blocks: int
@@ -93,6 +97,8 @@ class CacheStats:
     leases: int
     checkpoints: int
     counters: Counters
+    bookkeeping_bytes: int
+    bookkeeping_limit: int
 
 
 _SAVED = b"headway prefix cache 1\n"
@@ -101,7 +107,7 @@ _READABLE = {
     "builtins": {"set", "frozenset"},
     "collections": {"OrderedDict", "deque"},
     "copyreg": {"_reconstructor"},
-    "numpy": {"dtype", "ndarray"},
+    "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
     "time": {"monotonic"},
 }
 """Names of other modules that a saved cache may hold."""
@@ -111,9 +117,11 @@ class _Reader(pickle.Unpickler):
     """Reads what a saved cache consists of, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        arrays = module.startswith("numpy.") and name in ("_reconstruct", "_frombuffer", "scalar")
-        if arrays or module.startswith("headway.cache.") or name in _READABLE.get(module, ()):
-            return super().find_class(module, name)
+        plain = name in _READABLE.get(module, ()) or (module.startswith("numpy.") and name in _READABLE["numpy"])
+        if plain or (module.startswith("headway.cache.") and "." not in name):
+            found = super().find_class(module, name)
+            if plain or (isinstance(found, type) and found.__module__ == module):
+                return found
         raise ConfigError(f"{module}.{name} cannot be part of a saved cache: only plain values and our own classes can")
 
 
@@ -141,7 +149,7 @@ class PrefixCache(Guarded):
         self.geometry = config.geometry()
         self._clock = Clock(clock)
         self._pool = BlockPool(config.blocks)
-        self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch)
+        self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight)
         self._index = PrefixIndex(
             self.geometry,
             self._pool,
@@ -149,7 +157,7 @@ class PrefixCache(Guarded):
             cost=config.cost,
             clock=self._clock,
             pin_share=config.pin_share,
-            history=config.history_limits(),
+            limits=config.limits(),
         )
         parts = (self.geometry, self._pool, self._leases, self._index)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
@@ -158,7 +166,7 @@ class PrefixCache(Guarded):
         self._opener = Opener(*parts, self._placement, self._committer, config.cost)
         self._namespaces: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self._namespaces_given = 0
-        self._symbols = Symbols()
+        self._symbols = SymbolTable()
         self._waterfall = Waterfall()
 
     # ---- prompts
@@ -180,11 +188,13 @@ class PrefixCache(Guarded):
         return self._namespaces[key]
 
     @guarded
-    def symbols(self, tokens: ArrayLike, media: Sequence[Media] = ()) -> Ids:
-        """Tokens as the cache compares them, int32: placeholders of media carry their content's identity.
+    def symbols(self, tokens: TokenIds, media: Sequence[Media] = ()) -> Symbols:
+        """Tokens as the cache compares them: placeholders of media carry their content's identity.
+
+        The latest 65,536 contents are remembered; one that comes again after it was forgotten is a new one.
 
         Raises:
-            LeaseError: A medium outside the tokens.
+            LeaseError: What is no token id, or media that overlap, lie outside the tokens or are not hashable.
         """
         return self._symbols.apply(tokens, media)
 
@@ -192,10 +202,16 @@ class PrefixCache(Guarded):
 
     @guarded
     def lookup(self, prompt: Prompt) -> Hit:
-        """Where `prompt` can resume. Changes nothing; O(matched tokens + branches)."""
+        """Where `prompt` can resume. Changes nothing; O(matched tokens + branches).
+
+        Raises:
+            LeaseError: The prompt has symbols of another cache.
+        """
         return self._lookup(prompt)
 
     def _lookup(self, prompt: Prompt) -> Hit:
+        if prompt.owner is not None and prompt.owner is not self._symbols.owner:
+            raise LeaseError("the prompt has symbols of another cache: ask this one for its `symbols`")
         at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.data)
         kind = checkpoint.kind if checkpoint else ""
         matched = self._matched(at.position, prompt)
@@ -238,12 +254,15 @@ class PrefixCache(Guarded):
     # ---- leases
 
     @guarded
-    def lease(self, prompt: Prompt, hit: Hit | None = None) -> Lease:
+    def lease(self, prompt: Prompt, hit: Hit | None = None, own_blocks: bool = False) -> Lease:
         """Start a request: enter its path, hold what it resumes from, and plan its checkpoints.
 
         Args:
             prompt: The prompt.
             hit: What `lookup` returned for the same prompt object; looked up anew if the cache has changed since.
+            own_blocks: The lease keeps its blocks until it ends: an entry of its row in `tables` stays what it is once
+                it is given, but for windows and chunks, whose entries go as the tokens leave their reach. Otherwise,
+                where others published the same tokens first, it takes over their blocks and frees its own.
 
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
@@ -258,7 +277,7 @@ class PrefixCache(Guarded):
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
             explanation = explanation.without_hit()
         self._waterfall.add(explanation)
-        row = self._opener.open(hit, explanation)
+        row = self._opener.open(hit, explanation, own_blocks=own_blocks)
         return Lease(self._leases, row)
 
     # ---- steps
@@ -270,9 +289,14 @@ class PrefixCache(Guarded):
         A count is cut at the next checkpoint that needs a state (unless states can be exported inside a chunk), and
         to what memory allows; a lease that gets nothing has count 0 and is unchanged: preempt one and try again.
 
+        With `steps_in_flight=2` a lease may have one step under way: the new one starts where that one ends, and tokens
+        that are not known yet are placeholders. The ranks do steps in the order in which they were planned: what a
+        commit lets go may still be read by the step under way, and is written by later steps only.
+
         Args:
-            rows: int [n], rows of running leases without a step under way.
-            counts: int [n] or one int, tokens to compute next; may go beyond the known tokens by draft tokens.
+            rows: int [n], rows of running leases with fewer steps under way than `steps_in_flight`.
+            counts: int [n] or one int, tokens to compute next; may go beyond the known tokens by draft tokens or
+                placeholders.
 
         Returns:
             What the ranks must do. Every lease with a count above 0 now has a step under way: `commit` or `fail` it.
@@ -284,6 +308,11 @@ class PrefixCache(Guarded):
         return step
 
     @guarded
+    def extend_one(self, row: int, count: int) -> Step:
+        """`extend` for one lease: a few microseconds where its blocks suffice and no checkpoint is due."""
+        return self._extender.extend_one(row, count)
+
+    @guarded
     def commit(
         self,
         step: Step,
@@ -293,9 +322,22 @@ class PrefixCache(Guarded):
     ) -> None:
         """The ranks have done `step`: its tokens are computed, and others may use what it completed.
 
+        Of a lease with two steps under way the older comes first. If fewer of its tokens count than it was given, the
+        newer step is undone for that lease: its entry in that step's `counts` becomes 0, and what its ranks made of it
+        does not count. Blocks that it was given stay with the lease.
+
+        The cache never touches tensors. Where fewer tokens count, the engine sees to it that the running state is that
+        after `Lease.computed` tokens before the lease's next step runs (entries of tokens are written again anyway).
+        What was copied and zeroed for a first step of which no token counts is asked for again by the next.
+
+        Entries of a group that looks ahead depend on tokens behind them. When `sampled` tells tokens, the entries of
+        all computed positions p with p + lookahead < `Lease.tokens` must be those for the tokens that are now known,
+        since others may resume from them. With a lookahead of 1 that is so if the group runs after sampling. With 2 or
+        more some entries were computed over tokens not known then: the engine writes these again before this call.
+
         Args:
-            step: What `extend` returned.
-            counts: int [n], tokens that count (rejected draft tokens do not); all if not given.
+            step: What `extend` returned, the object itself.
+            counts: int [n], tokens that count (rejected draft tokens do not), at most `step.counts`; all if not given.
             sampled: int32 [n] or [n, m], tokens that follow what is known.
             sampled_counts: int [n], how many of each row of `sampled` are real. If not given: one for every lease
                 whose computed tokens now reach the known ones.
@@ -309,7 +351,8 @@ class PrefixCache(Guarded):
     def fail(self, step: Step) -> None:
         """The ranks failed in `step`: nothing of it counts or is published. Its leases can only be aborted.
 
-        What they had committed before stays reusable, so a retry is a new lease with a hit.
+        A newer step under way is undone for them, as by `commit`; other leases of that step are not concerned. What
+        they had committed before stays reusable, so a retry is a new lease with a hit.
 
         Raises:
             LeaseError: Misuse; nothing has changed.
@@ -328,7 +371,7 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None, RUNNING)
+        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None)
 
     @guarded
     def preempt(self, rows: ArrayLike) -> None:
@@ -337,7 +380,7 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "preempt", RUNNING)
+        self._end(rows, "preempt")
 
     @guarded
     def abort(self, rows: ArrayLike) -> None:
@@ -346,11 +389,11 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, None, RUNNING, BROKEN)
+        self._end(rows, None, BROKEN)
 
-    def _end(self, rows: ArrayLike, donate: str | None, *phases: int) -> None:
+    def _end(self, rows: ArrayLike, donate: str | None, first_phase: int = RUNNING) -> None:
         which = longs("rows", rows).reshape(-1)
-        self._leases.check_rows(which, *phases)
+        self._leases.check_rows(which, first_phase, RUNNING)
         for row in which.tolist():
             if donate is not None:
                 self._committer.donate(row, donate)
@@ -415,10 +458,11 @@ class PrefixCache(Guarded):
 
     @property
     def tables(self) -> list[Ids]:
-        """Block tables, one int32 [rows, width] array a table of the geometry; valid until the next call.
+        """Block tables, one int32 [rows, width] array per table of the geometry; valid until the next call.
 
-        `tables[t][row]` maps block index (position // span) to block id, -1 where the lease holds none. The row of a
-        table of states names the blocks of the running state.
+        `tables[t][row]` maps block index (position // span) to block id, -1 where the lease holds none. Behind its
+        prompt and behind what `extend` gave to it stand ids without meaning (but within the pool), so that a wide table
+        takes memory only where it is used. The row of a table of states names the blocks of the running state.
         """
         return self._leases.blocks
 
@@ -473,6 +517,7 @@ class PrefixCache(Guarded):
         """Memory and events. O(1); with pins, one pass over the counts of the pool."""
         self._index.reclaim.expire_pins()
         pool = self._pool
+        fixed = pool.nbytes + self._leases.nbytes + _NAMESPACES_KEPT * NAMESPACE_BYTES
         pinned = int(((pool.pins > 0) & (pool.users == pool.pins)).sum()) if pool.pinned else 0
         return CacheStats(
             blocks=pool.blocks,
@@ -483,6 +528,8 @@ class PrefixCache(Guarded):
             leases=self.leases,
             checkpoints=self._index.residency.checkpoints,
             counters=self._index.usage.counters.copy(),
+            bookkeeping_bytes=fixed + self._symbols.nbytes + self._index.tree.nbytes,
+            bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self.config.limits()[1]),
         )
 
     # ---- copies

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import CacheConfig, Explanation, Hit, Lease, Media, PrefixCache, Prompt, Step
+from headway.cache import CacheConfig, Explanation, Hit, Lease, Media, PrefixCache, Prompt, Step, Symbols
 from headway.conformance.form import Image, RequestForm, Segment
 
 __all__ = ["Clock", "Exhausted", "Request", "ToyEngine"]
@@ -126,8 +126,8 @@ class ToyEngine:
         """Come back after `preempt`, with the tokens answered so far as part of the prompt."""
         request = self.requests[name]
         answer = [self._id(f"{name}:out", i) for i in range(request.answered)]
-        tokens = np.concatenate([self._symbols(request.form.prompt), np.array(answer, dtype=np.int32)])
-        request.prompt = self._prompt(request.form, tokens, request.prompt.namespace)
+        symbols = self._symbols(request.form.prompt).followed_by(answer)
+        request.prompt = self._prompt(request.form, symbols, request.prompt.namespace)
         self._lease(request)
         return request
 
@@ -220,7 +220,7 @@ class ToyEngine:
         request.lease = self.cache.lease(request.prompt, hit)
         request.hit, request.explanation = request.lease.hit, request.lease.explanation
 
-    def _prompt(self, form: RequestForm, tokens: Tokens, space: int) -> Prompt:
+    def _prompt(self, form: RequestForm, tokens: Symbols, space: int) -> Prompt:
         return Prompt(
             tokens,
             namespace=space,
@@ -230,7 +230,7 @@ class ToyEngine:
             no_store=form.no_store,
         )
 
-    def _symbols(self, segments: Sequence[Segment]) -> Tokens:
+    def _symbols(self, segments: Sequence[Segment]) -> Symbols:
         tokens: list[int] = []
         media: list[Media] = []
         for segment in segments:
@@ -239,7 +239,7 @@ class ToyEngine:
                 tokens += [self._id("image placeholder", 0)] * segment.tokens
             else:
                 tokens += [self._id(segment.stream, i) for i in range(segment.start, segment.stop)]
-        return self.cache.symbols(np.array(tokens, dtype=np.int32), media=media)
+        return self.cache.symbols(tokens, media=media)
 
     def _id(self, stream: str, index: int) -> int:
         return self._ids.setdefault((stream, index), len(self._ids))

@@ -46,8 +46,8 @@ Progress = Callable[[int, int], None]
 _SAMPLES = 60
 _COLLECT_AFTER = 100_000
 """New containers after which Python looks for garbage in cycles."""
-_FRESH, _LAST = 1 << 30, (1 << 31) - 1
-"""Symbols of answers that occur nowhere else count up from here, and start again when they are through."""
+_FRESH, _LAST = 1 << 30, 3 << 29
+"""Symbols of answers that occur nowhere else count up from here, and start again when they meet those of tails."""
 
 
 def replay_trace(

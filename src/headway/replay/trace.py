@@ -30,7 +30,7 @@ _PLAIN = 1 << 26
 """Hash ids below this stand for themselves; others are numbered from here on."""
 _SYMBOLS = 1 << 27
 """Symbols of blocks lie below this. Told apart into up to 8 parts they lie below 2**30, and above it is room for
-answers that occur nowhere else."""
+answers that occur nowhere else. Symbols of tails count down from 2**31."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Trace:
         width: Tokens in a whole block.
         outputs: How its answers are read unless somebody says otherwise: "never" (no prompt contains one),
             "continuation" (a prompt that goes on from another contains its answer), "recorded" (the trace has them).
-        symbols: int32 [S], the symbols of all prompts one after another: whole blocks (>= 0) and a tail each (any).
+        symbols: int32 [S], the symbols of all prompts one after another: whole blocks and a tail each.
         offsets: int64 [R + 1], where each prompt begins in `symbols`.
         prompt_tokens: int64 [R], tokens of each prompt.
         answer_tokens: int64 [R], tokens of each answer.
@@ -144,7 +144,7 @@ class TraceBuilder:
         self._prompts, self._outputs, self._times = array("q"), array("q"), array("d")
         self._numbers: dict[Hashable, int] = {}
         self._tails: dict[Hashable, int] = {}
-        self._last_tail = 0
+        self._last_tail = 1 << 31
         self._next = _PLAIN
 
     def __len__(self) -> int:
@@ -311,7 +311,7 @@ class TraceBuilder:
         return number
 
     def _tail(self, id: Hashable, scope: Hashable) -> int:
-        """Symbol of a tail: negative; equal for prompts that are the same to their ends, as far as ids tell."""
+        """Symbol of a tail: equal for prompts that are the same to their ends, as far as ids tell."""
         self._last_tail -= 1
         if id is None:
             return self._last_tail

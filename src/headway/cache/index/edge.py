@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -40,15 +40,15 @@ class Section(NamedTuple):
     ids: Ids
 
 
+@dataclass(slots=True, eq=False)
 class Checkpoint:
     """All that one position of a path needs to resume, beyond the entries of the whole prefix.
 
     Attributes:
         position: Tokens before the resume point.
         kind: Kind of placement that took it ("prompt_end", "junction", ...), or "path" where it floats.
-        sections: One per tail table, in the order of `CacheGeometry.tail_tables`.
+        sections: One per tail table, in the order of `CacheGeometry.tail_tables`, with one reference on each block.
         edge: The edge that it lies on.
-        floats: It lies at the resident end and serves every resident position of its edge.
         born: Tick of its birth.
         hits: Leases that resumed from it.
         missed: Leases that would have, had it (or one at its place before) not gone.
@@ -56,40 +56,28 @@ class Checkpoint:
         age: Eviction policy's clock at the last use.
         entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
         pinned: A pin protects it.
+        floats: It lies at the resident end and serves every resident position of its edge.
         blocks: Block ids that it holds.
     """
 
-    __slots__ = (
-        "age",
-        "blocks",
-        "born",
-        "edge",
-        "entry",
-        "floats",
-        "hits",
-        "kind",
-        "missed",
-        "pinned",
-        "position",
-        "sections",
-        "used",
-    )
+    position: int
+    kind: str
+    sections: tuple[Section, ...]
+    edge: Edge
+    born: int = 0
+    hits: int = 0
+    missed: int = 0
+    used: int = 0
+    age: float = 0.0
+    entry: int = -1
+    pinned: bool = False
+    floats: bool = field(init=False)
+    blocks: int = field(init=False)
 
-    def __init__(self, position: int, kind: str, sections: tuple[Section, ...], edge: Edge) -> None:
-        """Make a checkpoint that owns one reference on each block of `sections`."""
-        self.position = position
-        self.kind = kind
-        self.sections = sections
-        self.edge = edge
-        self.floats = kind == PATH
-        self.born = 0
-        self.hits = 0
-        self.missed = 0
-        self.used = 0
-        self.age = 0.0
-        self.entry = -1
-        self.pinned = False
-        self.blocks = sum(len(section.ids) for section in sections)
+    def __post_init__(self) -> None:
+        """What follows from the kind and the sections."""
+        self.floats = self.kind == PATH
+        self.blocks = sum(len(section.ids) for section in self.sections)
 
     @property
     def uses(self) -> int:
@@ -155,6 +143,7 @@ class Pin:
     until: float
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Edge:
     """One edge of the tree: the tokens [start, end) that follow its parent's.
 
@@ -178,45 +167,27 @@ class Edge:
         trim: When what lies behind the resident end went, in models without checkpoints.
     """
 
-    __slots__ = (
-        "anchors",
-        "busy",
-        "checkpoints",
-        "children",
-        "computed",
-        "end",
-        "lost",
-        "marks",
-        "namespace",
-        "parent",
-        "pins",
-        "resident",
-        "resident_children",
-        "runs",
-        "start",
-        "text",
-        "trim",
-    )
+    parent: Edge | None
+    start: int
+    end: int
+    text: array[int]
+    runs: tuple[array[int], ...]
+    children: dict[bytes, Edge] = field(default_factory=dict)
+    namespace: int = 0
+    resident: int = field(init=False)
+    computed: int = field(init=False)
+    marks: list[int] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    lost: list[LostCheckpoint] = field(default_factory=list)
+    pins: list[Pin] = field(default_factory=list)
+    anchors: list[Anchor] = field(default_factory=list)
+    busy: int = 0
+    resident_children: int = 0
+    trim: Trim | None = None
 
-    def __init__(self, parent: Edge | None, start: int, text: array[int], lookahead: int, tables: int) -> None:
-        """Make an edge of which nothing is resident or computed."""
-        self.parent = parent
-        self.start = start
-        self.end = start + max(0, len(text) - lookahead)
-        self.text = text
-        self.children: dict[bytes, Edge] = {}
-        self.namespace = 0
-        self.resident = start
-        self.computed = start
-        self.runs: tuple[array[int], ...] = tuple(array("i") for _ in range(tables))
-        self.marks: list[int] = []
-        self.checkpoints: list[Checkpoint] = []
-        self.lost: list[LostCheckpoint] = []
-        self.pins: list[Pin] = []
-        self.anchors: list[Anchor] = []
-        self.busy = 0
-        self.resident_children = 0
-        self.trim: Trim | None = None
+    def __post_init__(self) -> None:
+        """Nothing of it is resident or computed yet."""
+        self.resident = self.computed = self.start
 
     def __getstate__(self) -> tuple[None, dict[str, object]]:
         """All but its relatives: whoever writes a tree writes it edge by edge, so that depth needs no recursion."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headway.cache.index.edge import Edge, Pin
 from headway.cache.index.pool import BlockPool
-from headway.cache.index.tree import PrefixTree
+from headway.cache.index.tree import PIN_BYTES, PrefixTree
 
 __all__ = ["Pins"]
 
@@ -58,6 +58,7 @@ class Pins:
         self._pool.pin(ids)
         pin = Pin(edge, position, until)
         edge.pins.append(pin)
+        self._tree.nbytes += PIN_BYTES
         self._mark(pin, pinned=True)
         self._numbers += 1
         heapq.heappush(self._ends, (until, self._numbers, pin))
@@ -67,6 +68,7 @@ class Pins:
         """End a pin now."""
         self._pool.unpin(self.blocks_under(pin.edge, pin.position))
         pin.edge.pins.remove(pin)
+        self._tree.nbytes -= PIN_BYTES
         self._mark(pin, pinned=False)
         pin.until = 0.0
         if len(self._ends) > 64:

@@ -51,7 +51,7 @@ class PrefixIndex:
         cost: ComputeCost,
         clock: Callable[[], float],
         pin_share: float,
-        history: tuple[int, int],
+        limits: tuple[int, int],
     ) -> None:
         """Make an empty index."""
         self._geometry = geometry
@@ -70,7 +70,7 @@ class PrefixIndex:
             cost=cost,
             clock=clock,
             pin_share=pin_share,
-            history=history,
+            limits=limits,
         )
         self.version = 0
         self._roots_before_sweep = _FEW_NAMESPACES
@@ -145,7 +145,7 @@ class PrefixIndex:
     def _entered(self, at: Match, place: Match) -> None:
         if place.position > at.position:
             self.version += 1
-            self.reclaim.trim_history()
+            self.reclaim.keep_limits()
 
     def _root(self, namespace: int) -> Edge:
         if namespace not in self.tree.roots and len(self.tree.roots) >= self._roots_before_sweep:

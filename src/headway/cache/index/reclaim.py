@@ -10,7 +10,7 @@ exhausted pool is not searched, and what is promised is found: in the queue of w
 paths of running leases behind what those leases use.
 
 What went stays known for a while (tokens only): so a miss can be explained, and it is seen where traffic parts. The
-oldest of it is forgotten when all that is known takes more than so many bytes.
+oldest of it is forgotten when all that is known takes more than so many tokens or bytes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Reclaimer:
         cost: ComputeCost,
         clock: Callable[[], float],
         pin_share: float,
-        history: tuple[int, int],
+        limits: tuple[int, int],
     ) -> None:
-        """Make room in `pool` by moving resident ends of `tree` back; `history`: most tokens and bytes known."""
+        """Make room in `pool` by moving resident ends of `tree` back; `limits`: most tokens and bytes known."""
         self._tree = tree
         self._pool = pool
         self._residency = residency
@@ -64,7 +64,7 @@ class Reclaimer:
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, policy)
         self.pins = Pins(tree, pool, share=pin_share, clock=clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
-        self._history_tokens, self._history_bytes = history
+        self._most_tokens, self._most_bytes = limits
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What was written; the queue asks this object again."""
@@ -187,17 +187,27 @@ class Reclaimer:
             self._history[edge] = None
         return False
 
-    def trim_history(self) -> None:
-        """Forget the oldest ghosts while too much is known."""
-        while self._history and (self._tree.tokens > self._history_tokens or self._tree.nbytes > self._history_bytes):
-            edge, _ = self._history.popitem(last=False)
-            parent = edge.parent
-            if edge.children or edge.busy or parent is None:
-                continue
-            gone = self._cut(edge, edge.resident)
-            if gone and parent.parent is not None and not parent.children and parent.end > parent.resident:
-                self._history[parent] = None
-                self._history.move_to_end(parent, last=False)
+    def keep_limits(self) -> None:
+        """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
+        while self._tree.tokens > self._most_tokens and self._history:
+            self._forget_oldest()
+        while self._tree.nbytes > self._most_bytes:
+            if self._history:
+                self._forget_oldest()
+            elif (victim := self.queue.pop()) is not None:
+                self._evict(*victim, 1)
+            else:
+                return
+
+    def _forget_oldest(self) -> None:
+        edge, _ = self._history.popitem(last=False)
+        parent = edge.parent
+        if edge.children or edge.busy or parent is None:
+            return
+        gone = self._cut(edge, edge.resident)
+        if gone and parent.parent is not None and not parent.children and parent.end > parent.resident:
+            self._history[parent] = None
+            self._history.move_to_end(parent, last=False)
 
     def _cut(self, edge: Edge, keep: int) -> bool:
         gone = self._tree.cut(edge, keep)

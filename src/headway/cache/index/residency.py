@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headway.cache.index.edge import Checkpoint, Edge, Match
 from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Listeners, ResidentGrown, ResidentShrunk
 from headway.cache.index.pool import BlockPool
-from headway.cache.index.tree import PrefixTree
+from headway.cache.index.tree import CHECKPOINT_BYTES, PrefixTree
 
 __all__ = ["Residency"]
 
@@ -130,6 +130,7 @@ class Residency:
         edge = checkpoint.edge
         edge.add_checkpoint(checkpoint)
         self.checkpoints += 1
+        self._tree.nbytes += CHECKPOINT_BYTES
         if self.listeners:
             prefix = edge.prefix(checkpoint.position, self._tree.lookahead)
             event = CheckpointStored(edge.root().namespace, checkpoint.position, prefix, checkpoint.kind)
@@ -144,5 +145,6 @@ class Residency:
             self.listeners.tell(event)
         edge.remove_checkpoint(checkpoint)
         self.checkpoints -= 1
+        self._tree.nbytes -= CHECKPOINT_BYTES
         for section in checkpoint.sections:
             self._pool.release(section.ids)

@@ -41,7 +41,15 @@ from headway.cache.index.pool import BlockPool
 from headway.cache.policy.reuse import PATH
 from headway.cache.shape.geometry import TableGeometry
 
-__all__ = ["EDGE_BYTES", "LOST_BYTES", "PrefixTree", "common_prefix"]
+__all__ = [
+    "CHECKPOINT_BYTES",
+    "EDGE_BYTES",
+    "LOST_BYTES",
+    "NAMESPACE_BYTES",
+    "PIN_BYTES",
+    "PrefixTree",
+    "common_prefix",
+]
 
 Ids = NDArray[np.int32]
 
@@ -49,6 +57,12 @@ EDGE_BYTES = 1200
 """What an edge takes apart from its tokens: the object, its containers and its place in its parent's."""
 LOST_BYTES = 200
 """What the memory of a checkpoint that went takes."""
+CHECKPOINT_BYTES = 1600
+"""What a checkpoint takes with its sections and its entries in the eviction queue."""
+PIN_BYTES = 300
+"""What a pin takes with its end in the heap."""
+NAMESPACE_BYTES = 500
+"""What the name of a namespace takes: two are remembered for every root."""
 _COMPARE_CHUNK = 32768
 """Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work
 early."""
@@ -84,7 +98,7 @@ class PrefixTree:
         tables: The prefix tables.
         roots: Root of each namespace in which something is known or running.
         tokens: Tokens known.
-        nbytes: Bytes that edges, their tokens and their lost checkpoints take, an estimate.
+        nbytes: Bytes that edges take with all that lies on them, estimated from above.
     """
 
     def __init__(self, lookahead: int, tables: Sequence[TableGeometry], pool: BlockPool, *, floats: bool) -> None:
@@ -97,7 +111,7 @@ class PrefixTree:
         self.nbytes = 0
         self._pool = pool
         self._key_bytes = 4 * (lookahead + 1)
-        self._nowhere = Edge(None, 0, array("i"), 0, 0)
+        self._nowhere = Edge(None, 0, 0, array("i"), ())
 
     def __getstate__(self) -> dict[str, object]:
         """The tree as a list of edges, each with the number of its parent."""
@@ -112,7 +126,6 @@ class PrefixTree:
         parents: list[int]
         edges, parents = state.pop("_edges")
         vars(self).update(state)
-        self._nowhere = Edge(None, 0, array("i"), 0, 0)
         self.roots = {}
         for edge, parent in zip(edges, parents, strict=True):
             edge.parent, edge.children = (None if parent < 0 else edges[parent]), {}
@@ -127,9 +140,8 @@ class PrefixTree:
         """Root of a namespace, made if there is none."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Edge(None, 0, array("i"), self.lookahead, len(self.tables))
-            root.namespace = namespace
-            self.nbytes += EDGE_BYTES
+            root = self.roots[namespace] = Edge(None, 0, 0, array("i"), (), namespace=namespace)
+            self.nbytes += EDGE_BYTES + 2 * NAMESPACE_BYTES
         return root
 
     def drop_root(self, root: Edge) -> None:
@@ -137,7 +149,7 @@ class PrefixTree:
         assert not root.children
         assert not root.anchors
         del self.roots[root.namespace]
-        self.nbytes -= EDGE_BYTES
+        self.nbytes -= EDGE_BYTES + 2 * NAMESPACE_BYTES
 
     def find(self, namespace: int, data: bytes) -> Match:
         """How far `data` follows a known path of a namespace. Pure; O(matched tokens + branches)."""
@@ -350,7 +362,8 @@ class PrefixTree:
         self.nbytes += 4 * tokens
 
     def _new(self, parent: Edge, start: int, text: array[int]) -> Edge:
-        edge = Edge(parent, start, text, self.lookahead, len(self.tables))
+        runs = tuple(array("i") for _ in self.tables)
+        edge = Edge(parent, start, start + len(text) - self.lookahead, text, runs)
         self.nbytes += EDGE_BYTES + 4 * len(text)
         if self.floats:
             edge.add_checkpoint(Checkpoint(start, PATH, (), edge))

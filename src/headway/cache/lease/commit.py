@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -9,8 +11,8 @@ from headway.cache.index.edge import Match, Section
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
 from headway.cache.index.usage import count
-from headway.cache.lease.step import Step
-from headway.cache.lease.table import BROKEN, FAR, MOST_SAMPLED, RUNNING, STEPPING, LeaseTable, Record, Rows
+from headway.cache.lease.step import StateExport, Step
+from headway.cache.lease.table import AHEAD, BROKEN, FAR, MOST_SAMPLED, STEPPING, LeaseTable, Record, Rows
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place, Placement
 from headway.cache.shape.checks import longs
@@ -56,17 +58,30 @@ class Committer:
             if done.shape != step.counts.shape or ((done < 0) | (done > step.counts)).any():
                 raise LeaseError("commit: counts must give 0 to step.counts tokens for each lease of the step")
         tokens, told = _told(len(step.rows), sampled, sampled_counts)
-        if len(step.rows) <= self._leases.few:
-            self._commit_few(step, done, tokens, told)
-        else:
-            self._commit_many(step, done, tokens, told)
-        for export in step.exports:  # of rows whose tokens were rejected before the place: the state is not of it
-            record = self._leases.record(export.row)
-            if record.exports:
-                self._drop_exports(record)
+        leases = self._leases
+        note = self._note_few if len(step.rows) <= leases.few else self._note_many
+        eager = note(step, done, tokens, told)
+        if leases.steps > 1 and (short := done < step.counts).any():
+            rows = step.rows[short]
+            leases.planned[rows] = leases.computed[rows]
+            self._undo_second(rows[leases.phase[rows] == STEPPING])
+        for row, start, computed in eager:
+            self._commit_one(row, start, computed)
+        self._drop_exports(step.exports)  # of rows whose tokens were rejected before the place: the state is not of it
+        leases.ahead.pop(step.serial, None)
 
-    def _commit_few(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> None:
-        """Commit a few rows with plain numbers, which is faster for them than arrays."""
+    def _undo_second(self, rows: Rows) -> None:
+        """Take leases whose older step was cut short or failed out of the newer one. One step is under way less."""
+        for row in rows.tolist():
+            self._drop_exports(self._leases.undo_second(row))
+        self._leases.phase[rows] -= 1
+
+    def _note_few(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> list[tuple[int, int, int]]:
+        """Write down what a few rows computed, with plain numbers, which is faster for them than arrays.
+
+        Returns:
+            Row, start and computed tokens of the leases that have something to publish.
+        """
         leases = self._leases
         numbers = zip(step.rows.tolist(), step.starts.tolist(), step.counts.tolist(), done.tolist(), strict=True)
         work = []
@@ -79,9 +94,10 @@ class Committer:
                 if more and tokens is not None and min(tokens[i, :more].tolist()) < 0:
                     raise LeaseError(_NEGATIVE)
                 work.append((i, row, start, computed, more))
-        leases.check_few([row for _, row, _, _, _ in work], (STEPPING,))
+        leases.check_few([row for _, row, _, _, _ in work], STEPPING, AHEAD)
         if any(leases.serial.item(row) != step.serial for _, row, _, _, _ in work):
             leases.check_step(step.rows[step.counts > 0], step.serial)
+        eager = []
         for i, row, start, computed, more in work:
             if more and tokens is not None:
                 size = leases.tail_size.item(row)
@@ -89,13 +105,13 @@ class Committer:
                 leases.tail_size[row] = size + more
                 leases.known[row] += more
             leases.computed[row] = computed
-            leases.phase[row] = RUNNING
+            leases.end(row)
             if computed >= leases.eager.item(row) or leases.tail_size.item(row) > leases.stretch:
-                self._commit_one(row, start, computed)
-            if self._local and computed - start > 1:
-                self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([computed])))
+                eager.append((row, start, computed))
+        return eager
 
-    def _commit_many(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> None:
+    def _note_many(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> list[tuple[int, int, int]]:
+        """As `_note_few`, with arrays."""
         leases, granted = self._leases, step.counts > 0
         rows, starts = step.rows, step.starts
         if not granted.all():
@@ -115,13 +131,9 @@ class Committer:
             self._append(rows, tokens, told)
             leases.known[rows] = known
         leases.computed[rows] = computed
-        leases.phase[rows] = RUNNING
-        eager = (computed >= leases.eager[rows]) | (leases.tail_size[rows] > leases.stretch)
-        if eager.any():
-            for i in eager.nonzero()[0].tolist():
-                self._commit_one(rows.item(i), starts.item(i), computed.item(i))
-        if self._local and (long := done > 1).any():
-            self._pool.drop_repeated(leases.drop_behind(rows[long], computed[long]))
+        leases.end(rows)
+        eager = ((computed >= leases.eager[rows]) | (leases.tail_size[rows] > leases.stretch)).nonzero()[0].tolist()
+        return [(rows.item(i), starts.item(i), computed.item(i)) for i in eager]
 
     def _append(self, rows: Rows, tokens: Ids, counts: Longs) -> None:
         leases = self._leases
@@ -146,8 +158,8 @@ class Committer:
                 leases.tail_size[row] = 0
         elif computed > start or full:
             self._publish_one(row, start, computed, record, full=full)
-        if record.exports:
-            self._drop_exports(record)
+        if self._local and computed - start > 1:
+            self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([computed])))
         self.set_due(row, computed)
 
     def _publish_one(self, row: int, start: int, computed: int, record: Record, *, full: bool) -> None:
@@ -187,15 +199,20 @@ class Committer:
     def _publish(self, row: int, position: int) -> Match:
         """Make the path of a lease resident up to `position` (all computed). Returns the place.
 
-        What is resident already is taken over by the lease, whose own copies are freed: one copy is left.
+        What is resident already is taken over by the lease, whose own copies are freed: one copy is left. A lease that
+        keeps its own blocks shares them instead of giving them away, and takes none over.
         """
-        leases, tree, anchor = self._leases, self._index.tree, self._leases.record(row).anchor
+        leases, tree, record = self._leases, self._index.tree, self._leases.record(row)
+        anchor = record.anchor
         assert anchor is not None
         at = Match(Match(anchor.edge, anchor.position).edge_at(position), position)
         frontier = tree.frontier(at)
         rows = []
         for i, table in enumerate(self._geometry.prefix_tables):
             blocks = leases.blocks[table.index][row]
+            rows.append(blocks)
+            if record.own_blocks:
+                continue
             owned, full = leases.owned.item(table.index, row), frontier // table.span
             if full > owned:
                 mine, theirs = blocks[owned:full].copy(), tree.path_ids(at.edge, i, owned, full)
@@ -204,8 +221,7 @@ class Committer:
                 self._pool.drop(mine)
             leases.owned[table.index, row] = full = max(owned, position // table.span)
             anchor.held = max(anchor.held, full * table.span)
-            rows.append(blocks)
-        self._index.publish(at, rows, given=True)
+        self._index.publish(at, rows, given=not record.own_blocks)
         return at
 
     def _take_checkpoint(self, row: int, position: int, kind: str, state: Ids | None) -> bool:
@@ -235,7 +251,8 @@ class Committer:
                 sections.append(Section(0, state))
                 continue
             first = table.first_needed(position)
-            low, high = first // table.span, -(-position // table.span) if first < position else first // table.span
+            low = first // table.span
+            high = -(-position // table.span) if first < position else low
             ids = self._leases.blocks[table.index][row, low:high].copy()
             self._pool.share(ids)
             sections.append(Section(low, ids))
@@ -290,10 +307,11 @@ class Committer:
     def set_due(self, row: int, computed: int) -> None:
         """Set the position of the next checkpoint of a lease, and from where on it wants attention."""
         leases, record = self._leases, self._leases.record(row)
-        if self._placement.interval and not record.plan and not self._index.floats and record.published:
-            place = self._placement.next_interval(computed)
-            if place is not None:
-                record.plan.append(Place(place, f"interval:{self._placement.interval}"))
+        interval = self._placement.interval if record.published and not self._index.floats else 0
+        while interval and len(record.plan) < leases.steps:
+            place = self._placement.next_interval(max(computed, *(one.position for one in record.plan[-1:]), 0))
+            assert place is not None
+            record.plan.append(Place(place, f"interval:{interval}"))
         due = record.plan[0].position if record.plan else FAR
         leases.due[row] = due
         if leases.restored[row]:
@@ -305,6 +323,8 @@ class Committer:
         """See `PrefixCache.fail`."""
         rows = step.rows[step.counts > 0]
         self._leases.check_step(rows, step.serial)
+        self._undo_second(rows[self._leases.phase[rows] == AHEAD])
+        self._leases.ahead.pop(step.serial, None)
         self._leases.phase[rows] = BROKEN
         for row in rows.tolist():
             record = self._leases.record(row)
@@ -320,10 +340,11 @@ class Committer:
             self._pool.drop(source)
         record.sources.clear()
 
-    def _drop_exports(self, record: Record) -> None:
-        for export in record.exports.values():
-            self._pool.drop(export.destination)
-        record.exports.clear()
+    def _drop_exports(self, exports: Iterable[StateExport]) -> None:
+        """Free the states of exports that became no checkpoints."""
+        for export in exports:
+            if self._leases.record(export.row).exports.pop(export.position, None) is not None:
+                self._pool.drop(export.destination)
 
     def donate(self, row: int, kind: str) -> None:
         """Publish all that a lease has computed; its running state becomes a checkpoint of `kind`."""
@@ -338,7 +359,7 @@ class Committer:
             return
         state = None
         if self._state:
-            state = leases.blocks[self._state.index][row, : self._state.state_blocks].copy()
+            state = leases.blocks[self._state.index][row].copy()
         if self._take_checkpoint(row, computed, kind, state) and self._state:
             leases.filled[self._state.index, row] = 0
 
@@ -361,8 +382,7 @@ class Committer:
         leases, record = self._leases, self._leases.record(row)
         if record.sources:
             self.release_sources(row)
-        if record.exports:
-            self._drop_exports(record)
+        self._drop_exports(list(record.exports.values()))
         for table in self._geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
             first = 0 if table.kind is TableKind.STATE else leases.owned.item(table.index, row)

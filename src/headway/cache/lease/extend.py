@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
 from headway.cache.lease.step import StateExport, Step
-from headway.cache.lease.table import FAR, RUNNING, STEPPING, LeaseTable, Record, Rows, ragged
+from headway.cache.lease.table import FAR, RUNNING, STEPPING, LeaseTable, Record, Rows, new_serial, ragged
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs
 from headway.cache.shape.geometry import CacheGeometry, TableKind
@@ -38,19 +38,14 @@ class _Work:
     fresh: list[int] = field(default_factory=list)
     exports: list[StateExport] = field(default_factory=list)
 
-    def pairs(self) -> Ids:
-        if not self.copies:
-            return _NO_COPIES
-        pairs = np.empty((sum(len(source) for source, _ in self.copies), 2), dtype=np.int32)
-        done = 0
-        for source, target in self.copies:
-            pairs[done : done + len(source), 0] = source
-            pairs[done : done + len(source), 1] = target
-            done += len(source)
-        return pairs
-
-    def fresh_rows(self) -> Rows:
-        return np.array(self.fresh, dtype=np.int64) if self.fresh else _NO_ROWS
+    def step(self, rows: Rows, starts: Longs, counts: Longs, serial: int) -> Step:
+        """The step."""
+        copies, fresh = _NO_COPIES, _NO_ROWS
+        if self.copies:
+            copies = np.stack([np.concatenate(side) for side in zip(*self.copies, strict=True)], axis=1)
+        if self.fresh:
+            fresh = np.array(self.fresh, dtype=np.int64)
+        return Step(rows, starts, counts, copies, fresh, tuple(self.exports), serial)
 
 
 class Extender:
@@ -64,6 +59,7 @@ class Extender:
         self._leases = leases
         self._index = index
         self._inside = inside
+        self._last_phase = RUNNING if leases.steps == 1 else STEPPING
         self._token_tables = [t for t in geometry.tables if t.kind is not TableKind.STATE]
         self._local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in geometry.tables)
         self._state = geometry.state_table
@@ -71,9 +67,9 @@ class Extender:
 
     def extend(self, rows: ArrayLike, counts: ArrayLike) -> Step:
         """See `PrefixCache.extend`."""
-        leases, work = self._leases, _Work()
-        rows = longs("rows", rows).reshape(-1)
-        leases.check_rows(rows, RUNNING)
+        leases = self._leases
+        rows = longs("rows", rows).flatten()  # a copy: the step outlives the call
+        leases.check_rows(rows, RUNNING, self._last_phase)
         counts = longs("counts", counts)
         if len(rows) == 0 or (counts.ndim and counts.shape != rows.shape):
             raise LeaseError("extend: give at least one lease, and one count for all or one for each")
@@ -81,28 +77,46 @@ class Extender:
         asked = counts.tolist() if counts.ndim and few else [int(counts.min())] * len(rows)
         if min(asked) < 1:
             raise LeaseError("extend: every lease must be given at least one token to compute")
+        work, serial = _Work(), new_serial()
         if few:
-            return self._extend_few(rows, asked, work)
-        starts = leases.computed[rows]
-        granted = self._extend_many(rows, starts, starts + counts, work) - starts
-        leases.phase[rows[granted > 0]] = STEPPING
-        serial = leases.new_serial()
-        leases.serial[rows] = serial
-        return Step(rows, starts, granted, work.pairs(), work.fresh_rows(), tuple(work.exports), serial)
+            starts, granted = self._extend_few(rows.tolist(), asked, work, serial)
+        else:
+            starts = leases.planned[rows]
+            ends = self._extend_many(rows, starts, starts + counts, work)
+            granted = ends - starts
+            some = granted > 0
+            leases.begin(rows[some], ends[some], serial)
+        step = work.step(rows, starts, granted, serial)
+        if leases.steps > 1:
+            leases.ahead[serial] = step
+        return step
 
-    def _extend_few(self, rows: Rows, counts: list[int], work: _Work) -> Step:
-        """Extend a few rows with plain numbers, which is faster for them than arrays."""
-        which = rows.tolist()
-        starts = [self._leases.computed.item(row) for row in which]
-        granted, serial = [], self._leases.new_serial()
-        for row, start, count in zip(which, starts, counts, strict=True):
-            granted.append(self._extend_one(row, start, start + count, work) - start)
-            if granted[-1]:
-                self._leases.phase[row] = STEPPING
-                self._leases.serial[row] = serial
-        return Step(
-            rows, np.array(starts), np.array(granted), work.pairs(), work.fresh_rows(), tuple(work.exports), serial
-        )
+    def extend_one(self, row: int, count: int) -> Step:
+        """See `PrefixCache.extend_one`."""
+        leases = self._leases
+        if type(row) is not int or type(count) is not int or count < 1:
+            return self.extend([row], [count])
+        leases.check_few([row], RUNNING, self._last_phase)
+        start = leases.planned.item(row)
+        if start + count > leases.calm.item(row):
+            return self.extend([row], [count])
+        serial = new_serial()
+        leases.begin_one(row, start + count, serial)
+        step = Step(np.array([row]), np.array([start]), np.array([count]), _NO_COPIES, _NO_ROWS, (), serial)
+        if leases.steps > 1:
+            leases.ahead[serial] = step
+        return step
+
+    def _extend_few(self, rows: list[int], counts: list[int], work: _Work, serial: int) -> tuple[Longs, Longs]:
+        """Extend a few rows with plain numbers, which is faster for them than arrays. Returns starts and counts."""
+        leases, granted = self._leases, []
+        starts = [leases.planned.item(row) for row in rows]
+        for row, start, count in zip(rows, starts, counts, strict=True):
+            end = self._extend_one(row, start, start + count, work)
+            granted.append(end - start)
+            if end > start:
+                leases.begin_one(row, end, serial)
+        return np.array(starts), np.array(granted)
 
     def _extend_many(self, rows: Rows, starts: Longs, ends: Longs, work: _Work) -> Longs:
         """Extend a batch: rows that only need blocks all at once, the others one by one."""
@@ -121,7 +135,7 @@ class Extender:
         """Blocks for positions up to `ends`; returns the ends reached (`starts` where nothing could be had)."""
         if len(rows) == 0:
             return ends
-        self._pool.drop_repeated(self._leases.drop_behind(rows, starts))
+        self._pool.drop_repeated(self._leases.drop_behind(rows, self._leases.computed[rows]))
         need = np.zeros((len(self._token_tables), len(rows)), dtype=np.int64)
         for i, table in enumerate(self._token_tables):
             need[i] = np.maximum(-(-ends // table.span) - self._leases.filled[table.index, rows], 0)
@@ -154,17 +168,19 @@ class Extender:
         leases = self._leases
         if end <= leases.calm.item(row):
             return end
-        record, first = leases.record(row), not leases.restored.item(row)
-        if self._state_blocks and not self._inside:
-            end = min(end, leases.due.item(row))
-        if self._local:
-            self._pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([start])))
+        record = leases.record(row)
+        due = [place for place in record.plan if place.position > start] if self._state else []
+        if due and not self._inside:
+            end = min(end, due[0].position)
+        if self._local:  # a step under way may still read what only the steps before it let go
+            self._pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
+        state = self._state_blocks if self._state and not leases.filled.item(self._state.index, row) else 0
         places: list[Place] = []
         need: list[int] = []
         while end > start:
-            places = [p for p in record.plan if p.position <= end] if self._state_blocks and record.plan else []
+            places = [place for place in due if place.position <= end]
             need = [-(-end // t.span) - leases.filled.item(t.index, row) for t in self._token_tables]
-            base = sum(n for n in need if n > 0) + (self._state_blocks if first else 0)
+            base = sum(n for n in need if n > 0) + state
             if self._index.make_room(base + len(places) * self._state_blocks):
                 break
             if places and self._index.make_room(base):
@@ -173,16 +189,14 @@ class Extender:
             end = start + (end - start) // 2
         else:
             return start
-        self._assign_one(row, need)
-        if first:
-            if self._state:
-                self._give_state(row)
+        self._assign_one(row, need, state)
+        if not leases.restored.item(row) and leases.phase.item(row) == RUNNING:
             self._restore(row, start, record, work)
         if places:
             self._plan_exports(row, places, record, work)
         return end
 
-    def _assign_one(self, row: int, need: list[int]) -> None:
+    def _assign_one(self, row: int, need: list[int], state: int) -> None:
         leases, quiet = self._leases, FAR
         for table, count in zip(self._token_tables, need, strict=True):
             filled = leases.filled.item(table.index, row)
@@ -192,15 +206,12 @@ class Extender:
                 filled += count
                 leases.filled[table.index, row] = filled
             quiet = min(quiet, filled * table.span)
+        if state and self._state:
+            leases.blocks[self._state.index][row] = self._pool.take(state)
+            leases.filled[self._state.index, row] = state
         leases.quiet[row] = quiet
-        if leases.restored[row]:
+        if leases.restored.item(row):
             leases.calm[row] = min(quiet, leases.due.item(row) - 1)
-
-    def _give_state(self, row: int) -> None:
-        assert self._state is not None
-        index = self._state.index
-        self._leases.blocks[index][row, : self._state_blocks] = self._pool.take(self._state_blocks)
-        self._leases.filled[index, row] = self._state_blocks
 
     def _restore(self, row: int, start: int, record: Record, work: _Work) -> None:
         """Copies that give the lease its own version of what it resumes inside of."""
@@ -215,10 +226,9 @@ class Extender:
             work.copies.append((source, target.copy()))
 
     def _plan_exports(self, row: int, places: list[Place], record: Record, work: _Work) -> None:
-        if not self._state:
-            return
-        running = self._leases.blocks[self._state.index][row, : self._state.state_blocks].copy()
+        assert self._state is not None
+        running = self._leases.blocks[self._state.index][row].copy()
         for place in places:
-            export = StateExport(row, place.position, running, self._pool.take(self._state.state_blocks))
+            export = StateExport(row, place.position, running, self._pool.take(self._state_blocks))
             record.exports[place.position] = export
             work.exports.append(export)

@@ -41,9 +41,10 @@ class Opener:
         self._committer = committer
         self._cost = cost
 
-    def open(self, hit: Hit, explanation: Explanation) -> int:
+    def open(self, hit: Hit, explanation: Explanation, *, own_blocks: bool) -> int:
         """Start a lease at `hit`, which is true now. Returns its row."""
         record = self._record(hit, explanation)
+        record.own_blocks = own_blocks
         row = self._leases.open(record, len(hit.prompt.tokens), hit.tokens)
         if hit.tokens:
             self._take_hit(row, record, hit)

@@ -34,6 +34,9 @@ class StateExport:
 class Step:
     """What the ranks must do next for a batch of leases.
 
+    Where leases may have two steps under way, the older one can undo rows of the newer: their `counts` become 0 and
+    their `exports` go, in this very object. Whatever the ranks made of such rows does not count.
+
     Attributes:
         rows: int64 [n], rows of the leases.
         starts: int64 [n], tokens computed before the step.
@@ -54,6 +57,6 @@ class Step:
 
     @property
     def exhausted(self) -> NDArray[np.bool_]:
-        """Bool [n], leases that got no memory in this step."""
+        """Bool [n], leases that got no memory in this step, or were undone."""
         exhausted: NDArray[np.bool_] = self.counts == 0
         return exhausted

@@ -8,6 +8,7 @@ needs, and its running state. A block that it may write is written by nobody els
 from __future__ import annotations
 
 import itertools
+import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from headway.cache.index.edge import Anchor
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
-from headway.cache.lease.step import StateExport
+from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.wish import Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.geometry import CacheGeometry, TableGeometry, TableKind
@@ -24,6 +25,7 @@ from headway.cache.shape.prompt import Prompt
 from headway.errors import LeaseError
 
 __all__ = [
+    "AHEAD",
     "BROKEN",
     "FAR",
     "FEW",
@@ -35,6 +37,7 @@ __all__ = [
     "LeaseTable",
     "Record",
     "Rows",
+    "new_serial",
     "ragged",
 ]
 
@@ -50,17 +53,29 @@ FEW = 4
 FAR = np.iinfo(np.int64).max
 """A position that is never reached."""
 
-FREE, RUNNING, STEPPING, BROKEN = 0, 1, 2, 3
-"""Phases of a row, see `LeaseTable.phase`."""
+FREE, BROKEN, RUNNING, STEPPING, AHEAD = 0, 1, 2, 3, 4
+"""Phases of a row, see `LeaseTable.phase`: from RUNNING on one more for each step under way."""
 _WRONG_PHASE = {
     FREE: "is not a running lease",
     RUNNING: "has no step to commit",
     STEPPING: "has a step under way: commit or fail it first",
+    AHEAD: "has two steps under way: commit or fail the older first",
     BROKEN: "has failed and can only be aborted",
 }
 
-_SERIALS = itertools.count(1)
+new_serial = itertools.count(1).__next__
+"""A number for a step that no other step of any cache has."""
 _NOTHING = np.empty(0, dtype=np.int32)
+_PAGE = 1024
+"""Block ids in the least memory that a row takes once it is used."""
+_RECORD_BYTES = 1500
+"""What a running lease takes besides its row, an estimate."""
+
+
+def _table(rows: int, width: int) -> Ids:
+    """int32 [rows, width], zeros. What nobody writes takes no memory: numpy would ask for pages of 2 MB instead."""
+    memory = mmap.mmap(-1, max(1, 4 * rows * width), access=mmap.ACCESS_COPY)
+    return np.frombuffer(memory, dtype=np.int32, count=rows * width).reshape(rows, width)
 
 
 def ragged(first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -86,7 +101,8 @@ class Record:
         plan: Checkpoints still to be taken, ascending.
         wishes: What the caller asked for.
         sources: Blocks that its first step copies from; held until that step is committed.
-        exports: States of the step under way.
+        exports: States of the steps under way, by position.
+        own_blocks: It keeps its own blocks, whatever of it is resident already.
         resident: Position up to which it has published (models without checkpoints).
     """
 
@@ -100,6 +116,7 @@ class Record:
     wishes: tuple[Wish, ...] = ()
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
     exports: dict[int, StateExport] = field(default_factory=dict)
+    own_blocks: bool = False
     resident: int = 0
 
 
@@ -108,51 +125,59 @@ class LeaseTable:
 
     Attributes:
         stretch: Answer tokens that gather in a row before they are entered in the tree.
+        steps: Steps that a lease may have under way at once, 1 or 2.
         few: Rows up to which plain numbers are used instead of arrays.
-        phase: int8 [R], FREE, RUNNING, STEPPING (a step is under way) or BROKEN (a step failed).
+        phase: int8 [R], FREE, BROKEN (a step failed), RUNNING, STEPPING (a step is under way) or AHEAD (two are).
         known: int64 [R], tokens of the sequence told so far.
-        computed: int64 [R], tokens computed.
+        computed: int64 [R], tokens computed and committed.
+        planned: int64 [R], where the next step starts: behind the step under way, or at `computed` if there may be only
+            one (and then this is the same array).
         prompt: int64 [R], tokens of the prompt.
         due: int64 [R], position of the next checkpoint, FAR if none is planned.
         quiet: int64 [R], position up to which the blocks at hand suffice.
         calm: int64 [R], position up to which `extend` has nothing to do: 0 before the first commit, else before `due`
             and within `quiet`.
         eager: int64 [R], computed tokens from which on `commit` has something to publish.
-        serial: int64 [R], number of the last step.
+        serial: int64 [R], number of the older step under way.
+        later: int64 [R], number of the newer one; the same if there is one.
+        ahead: Steps under way, by number; kept if a lease may have two, as the older undoes rows of the newer.
         restored: bool [R], the first step has been committed.
         stamp: int64 [R], scratch: to see whether a row is given twice.
         tail: int32 [R, stretch + MOST_SAMPLED], answer tokens that are not in the tree yet.
         tail_size: int64 [R], how many.
-        blocks: One int32 [R, width] array a table: the block tables.
+        blocks: One int32 [R, width] array per table: the block tables, of each row up to `filled`.
         filled: int64 [tables, R], block indices allocated so far (end).
+        touched: int64 [tables, R], block indices that earlier leases of the row had written.
         owned: int64 [tables, R], first block index on which the lease holds a reference.
         records: The rest, by row.
     """
 
-    def __init__(self, geometry: CacheGeometry, rows: int, stretch: int) -> None:
+    def __init__(self, geometry: CacheGeometry, rows: int, stretch: int, steps: int) -> None:
         """Make room for `rows` leases; it grows. Up to `stretch` answer tokens gather before they are entered."""
         self.stretch = stretch
+        self.steps = steps
         self.few = FEW
         self._tables = geometry.tables
         self.phase = np.zeros(rows, dtype=np.int8)
         self.known = np.zeros(rows, dtype=np.int64)
         self.computed = np.zeros(rows, dtype=np.int64)
+        self.planned = self.computed if steps == 1 else np.zeros(rows, dtype=np.int64)
         self.prompt = np.zeros(rows, dtype=np.int64)
         self.due = np.full(rows, FAR, dtype=np.int64)
         self.quiet = np.zeros(rows, dtype=np.int64)
         self.calm = np.zeros(rows, dtype=np.int64)
         self.eager = np.zeros(rows, dtype=np.int64)
         self.serial = np.zeros(rows, dtype=np.int64)
+        self.later = np.zeros(rows, dtype=np.int64)
+        self.ahead: dict[int, Step] = {}
         self.stamp = np.zeros(rows, dtype=np.int64)
         self.restored = np.zeros(rows, dtype=np.bool_)
         self.tail = np.zeros((rows, stretch + MOST_SAMPLED), dtype=np.int32)
         self.tail_size = np.zeros(rows, dtype=np.int64)
         self.filled = np.zeros((len(self._tables), rows), dtype=np.int64)
+        self.touched = np.zeros((len(self._tables), rows), dtype=np.int64)
         self.owned = np.zeros((len(self._tables), rows), dtype=np.int64)
-        self.blocks: list[Ids] = [
-            np.full((rows, t.state_blocks if t.kind is TableKind.STATE else 16), -1, dtype=np.int32)
-            for t in self._tables
-        ]
+        self.blocks = [_table(rows, t.state_blocks or 16) for t in self._tables]
         self.records: list[Record | None] = [None] * rows
         self._free_rows = list(range(rows - 1, -1, -1))
 
@@ -160,6 +185,14 @@ class LeaseTable:
     def running(self) -> int:
         """Leases that have not ended."""
         return len(self.phase) - len(self._free_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take: of the block tables what was written. O(rows)."""
+        columns = sum([values.nbytes for values in vars(self).values() if isinstance(values, np.ndarray)])
+        written = 4 * (np.maximum(self.filled, self.touched).sum(axis=1) + _PAGE * len(self.phase))
+        tables = np.minimum(written, [blocks.nbytes for blocks in self.blocks])
+        return columns + int(tables.sum()) + _RECORD_BYTES * self.running
 
     def active_rows(self) -> list[int]:
         """Rows of all leases that have not ended."""
@@ -177,9 +210,8 @@ class LeaseTable:
             self._more_rows()
         row = self._free_rows.pop()
         self.records[row] = record
-        self.phase[row] = RUNNING
         self.known[row] = self.prompt[row] = length
-        self.computed[row] = computed
+        self.computed[row] = self.planned[row] = computed
         self.restored[row] = False
         self.tail_size[row] = self.quiet[row] = self.calm[row] = self.eager[row] = 0
         for i, table in enumerate(self._tables):
@@ -188,14 +220,15 @@ class LeaseTable:
             else:
                 first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
                 self.widen(i, -(-length // table.span) + 1)
+            self.blocks[i][row, : table.state_blocks or -(-length // table.span)] = -1
             self.filled[i, row] = self.owned[i, row] = first
+        self.phase[row] = RUNNING
         return row
 
     def close(self, row: int) -> None:
         """Free a row whose blocks have been released."""
-        for i, blocks in enumerate(self.blocks):
-            state = self._tables[i].kind is TableKind.STATE
-            blocks[row, : None if state else int(self.filled[i, row])] = -1
+        if self.known.item(row) > _PAGE:
+            self.touched[:, row] = np.maximum(self.touched[:, row], self.filled[:, row])
         self.records[row] = None
         self.phase[row] = FREE
         self._free_rows.append(row)
@@ -204,9 +237,15 @@ class LeaseTable:
         """Make the rows of a table at least `width` wide."""
         blocks = self.blocks[table]
         if width > blocks.shape[1]:
-            wide = np.full((blocks.shape[0], max(width, blocks.shape[1] * 3 // 2)), -1, dtype=np.int32)
-            wide[:, : blocks.shape[1]] = blocks
-            self.blocks[table] = wide
+            self._move(table, len(blocks), max(width, blocks.shape[1] * 3 // 2))
+
+    def _move(self, table: int, rows: int, width: int) -> None:
+        """Move a table to a larger array: what running leases have written."""
+        old, self.blocks[table] = self.blocks[table], _table(rows, width)
+        for row in self.active_rows():
+            end = self.filled.item(table, row)
+            self.blocks[table][row, :end] = old[row, :end]
+        self.touched[table] = 0
 
     def drop_behind(self, rows: Rows, computed: NDArray[np.int64]) -> Ids:
         """Take out the blocks of windows and chunks that no token from `computed` on can see.
@@ -228,10 +267,44 @@ class LeaseTable:
                 self.owned[i, rows] = owned + counts
         return np.concatenate(dropped)
 
-    @staticmethod
-    def new_serial() -> int:
-        """A number for a step that no other step of any cache has."""
-        return next(_SERIALS)
+    def begin(self, rows: Rows, ends: NDArray[np.int64], serial: int) -> None:
+        """A step that computes leases up to `ends` is under way."""
+        if self.steps == 1:
+            self.phase[rows], self.serial[rows] = STEPPING, serial
+            return
+        phase = self.phase[rows]
+        self.serial[rows[phase == RUNNING]] = serial
+        self.phase[rows] = phase + 1
+        self.later[rows] = serial
+        self.planned[rows] = ends
+
+    def begin_one(self, row: int, end: int, serial: int) -> None:
+        """As `begin`, with plain numbers."""
+        phase = self.phase.item(row)
+        if phase == RUNNING:
+            self.serial[row] = serial
+        self.phase[row] = phase + 1
+        if self.steps > 1:
+            self.later[row] = serial
+            self.planned[row] = end
+
+    def end(self, rows: Rows | int) -> None:
+        """The older step of leases is no longer under way."""
+        if self.steps == 1:
+            self.phase[rows] = RUNNING
+        else:
+            self.phase[rows] -= 1
+            self.serial[rows] = self.later[rows]
+
+    def undo_second(self, row: int) -> list[StateExport]:
+        """Take a lease out of its newer step. Returns the exports that it would have made."""
+        step = self.ahead[self.later.item(row)]
+        step.counts[step.rows == row] = 0
+        exports = [export for export in step.exports if export.row == row]
+        step.exports = tuple(export for export in step.exports if export.row != row)
+        if not step.counts.any():
+            del self.ahead[step.serial]
+        return exports
 
     def check_step(self, rows: Rows, serial: int) -> None:
         """Refuse rows whose step under way is not the one with this serial.
@@ -239,38 +312,33 @@ class LeaseTable:
         Raises:
             LeaseError: Another step is under way, or none.
         """
-        self.check_rows(rows, STEPPING)
+        self.check_rows(rows, STEPPING, AHEAD)
         if len(rows) and not (self.serial[rows] == serial).all():
-            raise LeaseError("this step is not the one under way: it is over, or another cache's")
+            raise LeaseError(
+                "this step is not the oldest one under way: it is over, another cache's, or one planned before it is "
+                "still to be committed"
+            )
 
-    def check_rows(self, rows: Rows, *phases: int) -> None:
-        """Refuse rows that are not in one of `phases`, and rows given twice.
+    def check_rows(self, rows: Rows, first: int, last: int) -> None:
+        """Refuse rows that are not in one of the phases `first` to `last`, and rows given twice.
 
         Raises:
             LeaseError: Names the first such row.
         """
-        if len(rows) <= self.few:
-            self.check_few(rows.tolist(), phases)
-            return
-        order = np.arange(len(rows))
-        try:
+        if len(rows) > self.few and rows.view(np.uint64).max() < len(self.phase):  # negative ones are large
+            order, phase = np.arange(len(rows)), self.phase[rows]
             self.stamp[rows] = order
-            phase = self.phase[rows]
-        except IndexError:
-            raise LeaseError(f"row {int(rows.max())} is not a lease") from None
-        right = phase == phases[0]
-        for other in phases[1:]:
-            right |= phase == other
-        if not right.all() or not (self.stamp[rows] == order).all() or rows.min() < 0:
-            self.check_few(rows.tolist(), phases)
+            if ((phase >= first) & (phase <= last) & (self.stamp[rows] == order)).all():
+                return
+        self.check_few(rows.tolist(), first, last)
 
-    def check_few(self, rows: list[int], phases: tuple[int, ...]) -> None:
+    def check_few(self, rows: list[int], first: int, last: int) -> None:
         """As `check_rows`, with plain numbers."""
         for row in rows:
             if not 0 <= row < len(self.phase):
                 raise LeaseError(f"row {row} is not a lease")
             phase = self.phase.item(row)
-            if phase not in phases:
+            if not first <= phase <= last:
                 raise LeaseError(f"row {row} {_WRONG_PHASE[phase]}")
         if len(rows) > 1 and len(set(rows)) < len(rows):
             raise LeaseError(f"a lease is given twice: {rows[:20]}")
@@ -281,10 +349,13 @@ class LeaseTable:
         for name in columns:
             values = getattr(self, name)
             setattr(self, name, np.concatenate([values, np.zeros_like(values)]))
+        self.planned = self.computed if self.steps == 1 else self.planned
         self.tail = np.concatenate([self.tail, np.zeros_like(self.tail)])
-        self.filled = np.concatenate([self.filled, np.zeros_like(self.filled)], axis=1)
-        self.owned = np.concatenate([self.owned, np.zeros_like(self.owned)], axis=1)
-        self.blocks = [np.concatenate([b, np.full_like(b, -1)]) for b in self.blocks]
+        for name in ("filled", "touched", "owned"):
+            values = getattr(self, name)
+            setattr(self, name, np.concatenate([values, np.zeros_like(values)], axis=1))
+        for i, blocks in enumerate(self.blocks):
+            self._move(i, 2 * old, blocks.shape[1])
         self.records += [None] * old
         self._free_rows = list(range(2 * old - 1, old - 1, -1))
 
@@ -337,9 +408,15 @@ class Lease:
         return self._number(self._table.computed)
 
     @property
+    def planned(self) -> int:
+        """Where the next step starts: at `computed`, or behind the step under way if there may be a second one."""
+        return self._number(self._table.planned)
+
+    @property
     def next_stop(self) -> int:
         """Where the next prefill chunk should end: the next checkpoint, or all that is known."""
-        return min(self._number(self._table.due), self._number(self._table.known))
+        known, planned = self._number(self._table.known), self.planned
+        return min([known, *(place.position for place in self._record.plan if place.position > planned)])
 
     def _number(self, column: NDArray[np.int64]) -> int:
         if self._table.records[self.row] is not self._record:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.errors import ConfigError, LeaseError
 
-__all__ = ["MOST_BLOCKS", "check_float", "check_whole", "longs", "positions", "tokens"]
+__all__ = [
+    "MOST_BLOCKS",
+    "TokenIds",
+    "check_float",
+    "check_natural",
+    "check_seconds",
+    "check_whole",
+    "longs",
+    "positions",
+    "token_ids",
+    "tokens",
+]
+
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+"""Token ids as callers have them: a list, a tuple, an `array.array`, a buffer (`memoryview`), an array of any width."""
+_INT32 = np.dtype(np.int32)
+_smallest = np.minimum.reduce
 
 MOST_BLOCKS = 2**31 - 1
 """Block ids are int32."""
@@ -78,12 +95,58 @@ def tokens(name: str, values: ArrayLike) -> NDArray[np.int32]:
     return array.astype(np.int32)
 
 
+def token_ids(name: str, values: TokenIds) -> tuple[bytes, NDArray[np.int32]]:
+    """Token ids as the bytes of int32 [n] in the machine's order, the only copy that is made of them, and a view.
+
+    Raises:
+        LeaseError: Anything but whole numbers of [0, 2**31) in one dimension.
+    """
+    if isinstance(values, (list, tuple, range)):  # numpy would find out the type of every element first
+        try:
+            data = array("i", values).tobytes()
+        except TypeError as error:
+            raise LeaseError(f"{name} must be whole numbers, in one dimension: {error}") from None
+        except OverflowError:
+            raise LeaseError(f"{name} must fit into 32 bits: [{min(values)}, {max(values)}]") from None
+    else:
+        ids = tokens(name, memoryview(values) if isinstance(values, bytes) else values)
+        if ids.ndim != 1:
+            raise LeaseError(f"{name} must have one dimension, not {ids.ndim}")
+        data = ids.tobytes()
+    view = np.frombuffer(data, _INT32)
+    if data and _smallest(view) < 0:
+        raise LeaseError(f"{name} must not be negative: only `PrefixCache.symbols` gives negative symbols, to media")
+    return data, view
+
+
+def check_natural(name: str, value: object) -> None:
+    """Refuse what is not a whole number of zero or more.
+
+    Raises:
+        LeaseError: Names it.
+    """
+    if not isinstance(value, int) or value < 0:
+        raise LeaseError(f"{name} is {value!r}, it must be a whole number and not negative")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no time span of more than nothing and less than for ever.
+
+    Raises:
+        LeaseError: Names it.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e12:
+        raise LeaseError(f"{name} is {value!r}, it must be a number of seconds above zero, or None")
+
+
 def positions(name: str, values: Iterable[int], high: int) -> tuple[int, ...]:
     """`values` as positions of [1, high].
 
     Raises:
         LeaseError: Names the first that is not one.
     """
+    if isinstance(values, tuple) and not values:
+        return ()
     try:
         marks = tuple(operator.index(value) for value in values)
     except TypeError as error:

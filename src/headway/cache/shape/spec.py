@@ -12,31 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NewType
+from typing import ClassVar
 
 from headway.cache.shape.checks import check_float, check_whole
 from headway.errors import ConfigError
 
-Position = NewType("Position", int)
-"""A token position of a sequence, counted from 0. As the end of a range it is exclusive."""
-
-BlockId = NewType("BlockId", int)
-"""The number of a block, the same on every rank."""
-
-Slot = NewType("Slot", int)
-"""Place of one token on one rank: block id x block tokens + offset."""
-
 __all__ = [
-    "BlockId",
     "ChunkedLocal",
     "ComputeCost",
     "FullAttention",
     "LayerSpec",
     "ParallelLayout",
-    "Position",
     "Recurrent",
     "SlidingWindow",
-    "Slot",
     "check_names",
 ]
 
