@@ -105,6 +105,11 @@ class SymbolTable:
         self._known: OrderedDict[tuple[Hashable, int], int] = OrderedDict()
         self._next = -1
 
+    @property
+    def limit(self) -> int:
+        """Bytes that it can take at most, if contents are no larger than those of now."""
+        return max(self.nbytes, self._most * _BYTES_EACH)
+
     def apply(self, tokens: TokenIds, media: Sequence[Media]) -> Symbols:
         """`tokens` with the placeholders of `media` replaced by their contents' symbols.
 
