@@ -266,10 +266,25 @@ def test_any_number_of_tokens_can_be_told_before_they_are_computed(few: int, gro
         told += more
     assert (lease.computed, lease.tokens) == (8, 8 + len(told))
     while lease.computed < lease.tokens - 1:
-        engine.cache.commit(engine.cache.extend([lease.row], [min(50, lease.next_stop - lease.computed)]))
+        engine.cache.commit(engine.cache.extend([lease.row], [min(3, lease.next_stop - lease.computed)]))
     engine.cache.finish([lease.row])
     text = np.concatenate([tokens((1, 8)), np.array(told, dtype=np.int32), tokens((9, 1))])
     assert (engine.hit(text) > 500) == store
+
+
+def test_what_is_told_first_and_computed_later_counts_as_computed_without_a_gap() -> None:
+    """Told tokens are known, so another prompt can part among them before they are computed."""
+    engine = Engine.of(ATTENTION, answer_stretch=16)
+    lease = engine.start(tokens((1, 8)))
+    engine.compute(lease)
+    step = engine.cache.extend([lease.row], [1])
+    engine.cache.commit(step, counts=[0], sampled=[list(range(5000, 5064))], sampled_counts=[64])
+    text = np.concatenate([tokens((1, 8)), np.array([7], dtype=np.int32), np.arange(5000, 5021, dtype=np.int32)])
+    other = engine.start(np.concatenate([text, tokens((2, 9))]))
+    for _ in range(20):
+        engine.cache.commit(engine.cache.extend([lease.row], [3]))
+        assert engine.hit(np.concatenate([text, tokens((3, 9))])) == min(30, lease.computed)
+    engine.cache.abort([other.row])
 
 
 # One row at a time.

@@ -271,9 +271,9 @@ class PrefixCache(Guarded):
             raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
         if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
             hit = self._lookup(prompt)
-        self._opener.refuse_unservable(hit)
+        affordable = self._opener.admit(hit)
         explanation = self._explain(hit)
-        if not self._opener.affordable(hit):
+        if not affordable:
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
             explanation = explanation.without_hit()
         self._waterfall.add(explanation)
@@ -460,9 +460,10 @@ class PrefixCache(Guarded):
     def tables(self) -> list[Ids]:
         """Block tables, one int32 [rows, width] array per table of the geometry; valid until the next call.
 
-        `tables[t][row]` maps block index (position // span) to block id, -1 where the lease holds none. Behind its
-        prompt and behind what `extend` gave to it stand ids without meaning (but within the pool), so that a wide table
-        takes memory only where it is used. The row of a table of states names the blocks of the running state.
+        `tables[t][row]` maps block index (position // span) to block id, -1 where windows and chunks have been left
+        behind, and where a lease resumes inside a block until its first step. Behind what `extend` gave to a lease
+        stand ids without meaning (but within the pool): so a wide table takes memory only where it is used. The row of
+        a table of states names the blocks of the running state, -1 until the first step.
         """
         return self._leases.blocks
 

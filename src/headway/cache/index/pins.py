@@ -40,11 +40,17 @@ class Pins:
         self._ends: list[tuple[float, int, Pin]] = []
         self._numbers = 0
 
-    def pin(self, edge: Edge, position: int, seconds: float) -> bool:
+    def pin(self, edge: Edge, position: int, seconds: float, fits: Callable[[int], bool]) -> bool:
         """Pin the path through `edge` up to `position`, which lies on it and can be resumed at; renews one there.
 
+        Args:
+            edge: The edge.
+            position: The position.
+            seconds: How long.
+            fits: Whether the request that pins can go on from there, alone in the pool, with so many blocks.
+
         Returns:
-            False if pins would protect more than their share; nothing has changed then.
+            False if pins would protect more than their share, or leave that request too little; nothing has changed.
         """
         until = self._clock() + seconds
         pin = edge.pin_at(position)
@@ -53,7 +59,8 @@ class Pins:
             return True
         ids = self.blocks_under(edge, position)
         more = int(np.count_nonzero(self._pool.pins[ids] == 0))
-        if self._pool.pinned + more > self._share * self._pool.blocks:
+        pinned, own = self._pool.pinned + more, sum(position // table.span for table in self._tree.tables)
+        if pinned > self._share * self._pool.blocks or not fits(self._pool.blocks - pinned + own):
             return False
         self._pool.pin(ids)
         pin = Pin(edge, position, until)

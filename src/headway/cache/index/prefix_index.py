@@ -185,12 +185,14 @@ class PrefixIndex:
 
     # ---- wishes
 
-    def pin(self, edge: Edge, position: int, seconds: float) -> bool:
-        """Pin the path through `edge` up to `position`; see `Pins.pin`."""
-        return self.reclaim.pins.pin(edge, position, seconds)
+    def pin(self, edge: Edge, position: int, seconds: float, length: int) -> bool:
+        """Pin the path through `edge` up to `position` for a prompt of `length` tokens; see `Pins.pin`."""
+        fits = self._geometry.fits
+        return self.reclaim.pins.pin(edge, position, seconds, lambda blocks: fits(blocks, length, position))
 
     def unpin(self, at: Match) -> int:
         """End all pins on the path to `at`. Returns how many."""
+        self.reclaim.expire_pins()
         pins = [pin for edge in at.edge.path() for pin in edge.pins if pin.position <= at.position]
         for pin in pins:
             self.reclaim.unpin(pin)

@@ -76,7 +76,7 @@ class Committer:
             self._drop_exports(self._leases.undo_second(row))
         self._leases.phase[rows] -= 1
 
-    def _note_few(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> list[tuple[int, int, int]]:
+    def _note_few(self, step: Step, done: Longs, tokens: Ids, told: Longs | None) -> list[tuple[int, int, int]]:
         """Write down what a few rows computed, with plain numbers, which is faster for them than arrays.
 
         Returns:
@@ -88,10 +88,10 @@ class Committer:
         for i, (row, start, granted, counted) in enumerate(numbers):
             if granted:
                 computed, known = start + counted, leases.known.item(row)
-                more = 0 if tokens is None else int(computed == known) if told is None else told.item(i)
+                more = int(computed == known) if told is None else told.item(i)
                 if computed > known + more:
                     raise LeaseError(_TOO_MANY)
-                if more and tokens is not None and min(tokens[i, :more].tolist()) < 0:
+                if more and min(tokens[i, :more].tolist()) < 0:
                     raise LeaseError(_NEGATIVE)
                 work.append((i, row, start, computed, more))
         leases.check_few([row for _, row, _, _, _ in work], STEPPING, AHEAD)
@@ -99,7 +99,7 @@ class Committer:
             leases.check_step(step.rows[step.counts > 0], step.serial)
         eager = []
         for i, row, start, computed, more in work:
-            if more and tokens is not None:
+            if more:
                 size = leases.tail_size.item(row)
                 leases.tail[row, size : size + more] = tokens[i, :more]
                 leases.tail_size[row] = size + more
@@ -110,26 +110,22 @@ class Committer:
                 eager.append((row, start, computed))
         return eager
 
-    def _note_many(self, step: Step, done: Longs, tokens: Ids | None, told: Longs | None) -> list[tuple[int, int, int]]:
+    def _note_many(self, step: Step, done: Longs, tokens: Ids, told: Longs | None) -> list[tuple[int, int, int]]:
         """As `_note_few`, with arrays."""
         leases, granted = self._leases, step.counts > 0
         rows, starts = step.rows, step.starts
         if not granted.all():
-            rows, starts, done = rows[granted], starts[granted], done[granted]
-            tokens = None if tokens is None else tokens[granted]
+            rows, starts, done, tokens = rows[granted], starts[granted], done[granted], tokens[granted]
             told = None if told is None else told[granted]
         leases.check_step(rows, step.serial)
         computed, known = starts + done, leases.known[rows]
-        if tokens is not None:
-            told = (computed == known).astype(np.int64) if told is None else told
-            known = known + told
-        if (computed > known).any():
+        more = (computed == known).astype(np.int64) if told is None else told
+        if (computed > known + more).any():
             raise LeaseError(_TOO_MANY)
-        if tokens is not None and told is not None:
-            if tokens.size and tokens.min() < 0 and (np.arange(tokens.shape[1]) < told[:, None])[tokens < 0].any():
-                raise LeaseError(_NEGATIVE)
-            self._append(rows, tokens, told)
-            leases.known[rows] = known
+        if tokens.size and tokens.min() < 0 and (np.arange(tokens.shape[1]) < more[:, None])[tokens < 0].any():
+            raise LeaseError(_NEGATIVE)
+        self._append(rows, tokens, more)
+        leases.known[rows] = known + more
         leases.computed[rows] = computed
         leases.end(rows)
         eager = ((computed >= leases.eager[rows]) | (leases.tail_size[rows] > leases.stretch)).nonzero()[0].tolist()
@@ -149,8 +145,7 @@ class Committer:
     def _commit_one(self, row: int, start: int, computed: int) -> None:
         leases, record = self._leases, self._leases.record(row)
         if computed > start and not leases.restored.item(row):
-            if record.sources:
-                self.release_sources(row)
+            self._release_sources(record)
             leases.restored[row] = True
         full = leases.tail_size.item(row) >= leases.stretch
         if not record.published:
@@ -277,7 +272,8 @@ class Committer:
         if wish.kind == "breakpoint":
             return Outcome.KEPT
         seconds = self._pin_seconds if record.prompt.pin_seconds is None else record.prompt.pin_seconds
-        return Outcome.KEPT if self._index.pin(edge, wish.position, seconds) else Outcome.PIN_SHARE
+        pinned = self._index.pin(edge, wish.position, seconds, len(record.prompt.tokens))
+        return Outcome.KEPT if pinned else Outcome.PIN_SHARE
 
     def close_wish(self, wish: Wish, outcome: Outcome) -> None:
         """Say what became of a wish, once."""
@@ -309,7 +305,7 @@ class Committer:
         leases, record = self._leases, self._leases.record(row)
         interval = self._placement.interval if record.published and not self._index.floats else 0
         while interval and len(record.plan) < leases.steps:
-            place = self._placement.next_interval(max(computed, *(one.position for one in record.plan[-1:]), 0))
+            place = self._placement.next_interval(max([computed, *(one.position for one in record.plan[-1:])]))
             assert place is not None
             record.plan.append(Place(place, f"interval:{interval}"))
         due = record.plan[0].position if record.plan else FAR
@@ -317,7 +313,8 @@ class Committer:
         if leases.restored[row]:
             leases.calm[row] = min(leases.quiet.item(row), due - 1)
             full = computed + leases.stretch - leases.tail_size.item(row)
-            leases.eager[row] = 0 if computed < leases.prompt.item(row) else min(due, full)
+            told = max(leases.prompt.item(row), record.anchor.position if record.anchor else 0)
+            leases.eager[row] = 0 if computed < told else min(due, full)
 
     def fail(self, step: Step) -> None:
         """See `PrefixCache.fail`."""
@@ -333,9 +330,8 @@ class Committer:
 
     # ---- the end of a lease
 
-    def release_sources(self, row: int) -> None:
+    def _release_sources(self, record: Record) -> None:
         """Let go of the blocks that the first step copied from."""
-        record = self._leases.record(row)
         for _, source in record.sources:
             self._pool.drop(source)
         record.sources.clear()
@@ -357,9 +353,7 @@ class Committer:
             assert record.anchor is not None
             self.publish(row, min(computed, record.anchor.position))
             return
-        state = None
-        if self._state:
-            state = leases.blocks[self._state.index][row].copy()
+        state = leases.blocks[self._state.index][row].copy() if self._state else None
         if self._take_checkpoint(row, computed, kind, state) and self._state:
             leases.filled[self._state.index, row] = 0
 
@@ -380,8 +374,7 @@ class Committer:
     def close(self, row: int) -> None:
         """Release all that a lease holds and free its row."""
         leases, record = self._leases, self._leases.record(row)
-        if record.sources:
-            self.release_sources(row)
+        self._release_sources(record)
         self._drop_exports(list(record.exports.values()))
         for table in self._geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
@@ -402,10 +395,10 @@ _NEGATIVE = "commit: sampled token ids must not be negative"
 _TOO_MANY = "commit: more tokens computed than known: give the accepted draft tokens in `sampled`"
 
 
-def _told(leases: int, sampled: ArrayLike | None, sampled_counts: ArrayLike | None) -> tuple[Ids | None, Longs | None]:
+def _told(leases: int, sampled: ArrayLike | None, sampled_counts: ArrayLike | None) -> tuple[Ids, Longs | None]:
     """Sampled tokens of the leases of a step, int32 [n, m], and how many of each row are real, if that is given."""
     if sampled is None:
-        return None, None
+        return np.empty((leases, 0), dtype=np.int32), np.zeros(leases, dtype=np.int64)
     tokens = as_tokens("sampled", sampled)
     if tokens.ndim == 1:
         tokens = tokens[:, None]

@@ -40,11 +40,8 @@ class _Work:
 
     def step(self, rows: Rows, starts: Longs, counts: Longs, serial: int) -> Step:
         """The step."""
-        copies, fresh = _NO_COPIES, _NO_ROWS
-        if self.copies:
-            copies = np.stack([np.concatenate(side) for side in zip(*self.copies, strict=True)], axis=1)
-        if self.fresh:
-            fresh = np.array(self.fresh, dtype=np.int64)
+        sides = [np.concatenate(side) for side in zip(*self.copies, strict=True)]
+        copies, fresh = np.array(sides).T if sides else _NO_COPIES, np.array(self.fresh, dtype=np.int64)
         return Step(rows, starts, counts, copies, fresh, tuple(self.exports), serial)
 
 
@@ -73,13 +70,14 @@ class Extender:
         counts = longs("counts", counts)
         if len(rows) == 0 or (counts.ndim and counts.shape != rows.shape):
             raise LeaseError("extend: give at least one lease, and one count for all or one for each")
-        few = len(rows) <= self._leases.few
-        asked = counts.tolist() if counts.ndim and few else [int(counts.min())] * len(rows)
+        few = len(rows) <= leases.few
+        asked = counts.tolist() if few and counts.ndim else [counts.min().item() if counts.ndim else counts.item()]
         if min(asked) < 1:
             raise LeaseError("extend: every lease must be given at least one token to compute")
         work, serial = _Work(), new_serial()
         if few:
-            starts, granted = self._extend_few(rows.tolist(), asked, work, serial)
+            each = asked if counts.ndim else asked * len(rows)
+            starts, granted = self._extend_few(rows.tolist(), each, work, serial)
         else:
             starts = leases.planned[rows]
             ends = self._extend_many(rows, starts, starts + counts, work)
@@ -133,35 +131,27 @@ class Extender:
 
     def _grow(self, rows: Rows, starts: Longs, ends: Longs) -> Longs:
         """Blocks for positions up to `ends`; returns the ends reached (`starts` where nothing could be had)."""
+        leases, tables = self._leases, self._token_tables
         if len(rows) == 0:
             return ends
-        self._pool.drop_repeated(self._leases.drop_behind(rows, self._leases.computed[rows]))
-        need = np.zeros((len(self._token_tables), len(rows)), dtype=np.int64)
-        for i, table in enumerate(self._token_tables):
-            need[i] = np.maximum(-(-ends // table.span) - self._leases.filled[table.index, rows], 0)
-        total = int(need.sum())
-        if self._index.make_room(total):
-            self._assign(rows, need, self._pool.take(total))
-            return ends
-        rest = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        return np.array([self._extend_one(row, start, end, _Work()) for row, start, end in rest])
-
-    def _assign(self, rows: Rows, need: Longs, ids: Ids) -> None:
-        leases = self._leases
-        taken = 0
+        self._pool.drop_repeated(leases.drop_behind(rows, leases.computed[rows]))
+        filled = [leases.filled[table.index, rows] for table in tables]
+        need = [np.maximum(-(-ends // table.span) - had, 0) for table, had in zip(tables, filled, strict=True)]
+        totals = [int(counts.sum()) for counts in need]
+        if not self._index.make_room(sum(totals)):
+            rest = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
+            return np.array([self._extend_one(row, start, end, _Work()) for row, start, end in rest])
         quiet = np.full(len(rows), FAR, dtype=np.int64)
-        for counts, table in zip(need, self._token_tables, strict=True):
-            filled = leases.filled[table.index, rows]
-            total = int(counts.sum())
-            after = filled + counts
+        for table, had, counts, total in zip(tables, filled, need, totals, strict=True):
+            after = had + counts
             if total:
                 leases.widen(table.index, int(after.max()))
-                leases.blocks[table.index][np.repeat(rows, counts), ragged(filled, counts)] = ids[taken : taken + total]
+                leases.blocks[table.index][np.repeat(rows, counts), ragged(had, counts)] = self._pool.take(total)
                 leases.filled[table.index, rows] = after
-                taken += total
             np.minimum(quiet, after * table.span, out=quiet)
         leases.quiet[rows] = quiet
         leases.calm[rows] = np.minimum(quiet, leases.due[rows] - 1)
+        return ends
 
     def _extend_one(self, row: int, start: int, end: int, work: _Work) -> int:
         """Extend one lease, for fewer tokens if need be. Returns the end reached, `start` if nothing could be had."""
@@ -175,8 +165,7 @@ class Extender:
         if self._local:  # a step under way may still read what only the steps before it let go
             self._pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
         state = self._state_blocks if self._state and not leases.filled.item(self._state.index, row) else 0
-        places: list[Place] = []
-        need: list[int] = []
+        places, need = due[:0], [0]
         while end > start:
             places = [place for place in due if place.position <= end]
             need = [-(-end // t.span) - leases.filled.item(t.index, row) for t in self._token_tables]

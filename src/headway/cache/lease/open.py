@@ -113,57 +113,42 @@ class Opener:
         assert record.anchor is not None
         at = Match(Match(record.anchor.edge, record.anchor.position).edge_at(hit.tokens), hit.tokens)
         for i, table in enumerate(self._geometry.prefix_tables):
-            full, partial = hit.tokens // table.span, hit.tokens % table.span != 0
-            ids = self._index.tree.path_ids(at.edge, i, 0, full + partial)
+            full, partial = divmod(hit.tokens, table.span)
+            record.anchor.held = max(record.anchor.held, hit.tokens - partial)
+            ids = self._index.tree.path_ids(at.edge, i, 0, full + (partial > 0))
             leases.blocks[table.index][row, :full] = ids[:full]
-            self._pool.use(ids[:full])
+            self._pool.use(ids)
             if partial:
                 record.sources.append((table, ids[full:]))
+                self._pool.share_one(ids.item(full))
         for section, table in zip(checkpoint.sections, self._geometry.tail_tables, strict=True):
             if table.kind is TableKind.STATE:
                 record.sources.append((table, section.ids))
+                self._pool.hold(section.ids)
                 continue
             full = max(0, hit.tokens // table.span - section.first)
             shared = section.ids[:full]
-            self._pool.hold(shared)
+            self._pool.hold(section.ids)
             leases.blocks[table.index][row, section.first : section.first + len(shared)] = shared
             leases.filled[table.index, row] += len(shared)
             if len(section.ids) > full:
                 record.sources.append((table, section.ids[full:]))
-        for _, source in record.sources:
-            self._pool.hold(source)
-        record.anchor.held = max((hit.tokens // t.span * t.span for t in self._geometry.prefix_tables), default=0)
         self._index.resume(at, hit.tokens, checkpoint)
 
-    def _fits(self, hit: Hit, start: int) -> bool:
-        """Whether the prompt of `hit`, alone in the pool but for pins, can be computed from `start` to its end.
-
-        `start` is the hit or 0.
-        """
-        reclaim, geometry, length = self._index.reclaim, self._geometry, len(hit.prompt.tokens)
-        available, first = self._pool.blocks, geometry.resume_blocks(start)
-        reclaim.expire_pins()
-        if reclaim.pinned_blocks:
-            available -= reclaim.pinned_blocks
-            if start:
-                available += reclaim.pins.held_within(hit.at.edge_at(start), start)
-            if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
-                first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
-        return first <= available and geometry.fits(available - geometry.blocks_kept_twice(start), length, start)
-
-    def affordable(self, hit: Hit) -> bool:
-        """Whether the pool can hold the prompt together with what its first step copies from."""
-        return not hit.tokens or self._fits(hit, hit.tokens)
-
-    def refuse_unservable(self, hit: Hit) -> None:
-        """Refuse a prompt that the pool could not hold at every position up to its end.
+    def admit(self, hit: Hit) -> bool:
+        """Whether the pool can hold the prompt of `hit` together with what its first step copies from.
 
         Raises:
-            UnservableError: Says what it needs and what there is.
+            UnservableError: It could not hold the prompt even without the hit: says what it needs and what there is.
         """
-        if self._fits(hit, 0) or (hit.tokens and self._fits(hit, hit.tokens)):
-            return
-        length, pinned = len(hit.prompt.tokens), self._index.reclaim.pinned_blocks
+        self._index.reclaim.expire_pins()
+        length, pinned = len(hit.prompt.tokens), self._pool.pinned
+        if self._geometry.fits_anyway(self._pool.blocks - pinned, length) or (
+            hit.tokens and self._fits(hit, hit.tokens)
+        ):
+            return True
+        if self._fits(hit, 0):
+            return not hit.tokens
         need = self._geometry.peak_blocks(length)
         pins = f" ({pinned} are pinned)" if pinned else ""
         raise UnservableError(
@@ -172,3 +157,15 @@ class Opener:
             need,
             self._pool.blocks,
         )
+
+    def _fits(self, hit: Hit, start: int) -> bool:
+        """Whether the prompt of `hit`, alone but for pins, can be computed from `start` (the hit or 0) on."""
+        geometry, available, first = self._geometry, self._pool.blocks, self._geometry.resume_blocks(start)
+        if self._pool.pinned:
+            available -= self._pool.pinned
+            if start:
+                available += self._index.reclaim.pins.held_within(hit.at.edge_at(start), start)
+            if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
+                first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
+        length = len(hit.prompt.tokens)
+        return first <= available and geometry.fits(available - geometry.blocks_kept_twice(start), length, start)

@@ -158,25 +158,16 @@ class LeaseTable:
         self.steps = steps
         self.few = FEW
         self._tables = geometry.tables
+        self._page = _PAGE * min([table.span for table in geometry.tables if table.span], default=1)
         self.phase = np.zeros(rows, dtype=np.int8)
-        self.known = np.zeros(rows, dtype=np.int64)
-        self.computed = np.zeros(rows, dtype=np.int64)
+        columns: list[NDArray[np.int64]] = list(np.zeros((11, rows), dtype=np.int64))
+        self.known, self.computed, self.prompt, self.due, self.quiet, self.calm = columns[:6]
+        self.eager, self.serial, self.later, self.stamp, self.tail_size = columns[6:]
         self.planned = self.computed if steps == 1 else np.zeros(rows, dtype=np.int64)
-        self.prompt = np.zeros(rows, dtype=np.int64)
-        self.due = np.full(rows, FAR, dtype=np.int64)
-        self.quiet = np.zeros(rows, dtype=np.int64)
-        self.calm = np.zeros(rows, dtype=np.int64)
-        self.eager = np.zeros(rows, dtype=np.int64)
-        self.serial = np.zeros(rows, dtype=np.int64)
-        self.later = np.zeros(rows, dtype=np.int64)
-        self.ahead: dict[int, Step] = {}
-        self.stamp = np.zeros(rows, dtype=np.int64)
         self.restored = np.zeros(rows, dtype=np.bool_)
         self.tail = np.zeros((rows, stretch + MOST_SAMPLED), dtype=np.int32)
-        self.tail_size = np.zeros(rows, dtype=np.int64)
-        self.filled = np.zeros((len(self._tables), rows), dtype=np.int64)
-        self.touched = np.zeros((len(self._tables), rows), dtype=np.int64)
-        self.owned = np.zeros((len(self._tables), rows), dtype=np.int64)
+        self.filled, self.touched, self.owned = np.zeros((3, len(self._tables), rows), dtype=np.int64)
+        self.ahead: dict[int, Step] = {}
         self.blocks = [_table(rows, t.state_blocks or 16) for t in self._tables]
         self.records: list[Record | None] = [None] * rows
         self._free_rows = list(range(rows - 1, -1, -1))
@@ -220,14 +211,14 @@ class LeaseTable:
             else:
                 first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
                 self.widen(i, -(-length // table.span) + 1)
-            self.blocks[i][row, : table.state_blocks or -(-length // table.span)] = -1
+            self.blocks[i][row, : table.state_blocks or first + 1] = -1
             self.filled[i, row] = self.owned[i, row] = first
         self.phase[row] = RUNNING
         return row
 
     def close(self, row: int) -> None:
         """Free a row whose blocks have been released."""
-        if self.known.item(row) > _PAGE:
+        if self.known.item(row) > self._page:
             self.touched[:, row] = np.maximum(self.touched[:, row], self.filled[:, row])
         self.records[row] = None
         self.phase[row] = FREE
@@ -240,10 +231,10 @@ class LeaseTable:
             self._move(table, len(blocks), max(width, blocks.shape[1] * 3 // 2))
 
     def _move(self, table: int, rows: int, width: int) -> None:
-        """Move a table to a larger array: what running leases have written."""
+        """Move a table to a larger array: what running leases hold, and the -1 that says that a lease has no more."""
         old, self.blocks[table] = self.blocks[table], _table(rows, width)
         for row in self.active_rows():
-            end = self.filled.item(table, row)
+            end = self._tables[table].state_blocks or min(self.filled.item(table, row) + 1, old.shape[1])
             self.blocks[table][row, :end] = old[row, :end]
         self.touched[table] = 0
 

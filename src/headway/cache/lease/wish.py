@@ -21,7 +21,7 @@ class Outcome(Enum):
     NO_ROOM = "no_room"
     """No memory was free for the checkpoint when the position was computed."""
     PIN_SHARE = "pin_share"
-    """Pins would have protected more than their share of the pool."""
+    """Pins would have protected more than their share of the pool, or left this prompt too little of it."""
     NOT_PLACED = "not_placed"
     """The cache's placement does not include breakpoints."""
     NOT_STORED = "not_stored"

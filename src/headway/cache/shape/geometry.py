@@ -264,6 +264,7 @@ class CacheGeometry:
         self.tail_tables = tuple(t for t in self.tables if t.kind is not TableKind.PREFIX)
         self.state_table = next((t for t in self.tables if t.kind is TableKind.STATE), None)
         self._token_tables = tuple(t for t in self.tables if t.kind is not TableKind.STATE)
+        self._most_copied = 2 * len(self._token_tables) + (self.state_table.state_blocks if self.state_table else 0)
         self._peaks: dict[tuple[int, int], int] = {}
 
     def peak_blocks(self, length: int, start: int = 0) -> int:
@@ -321,6 +322,10 @@ class CacheGeometry:
         """
         kept = max((position // table.span * table.span for table in self.prefix_tables), default=0)
         return sum(kept % table.span > 0 for table in self.prefix_tables)
+
+    def fits_anyway(self, blocks: int, length: int) -> bool:
+        """Whether a sequence of `length` tokens fits into `blocks` wherever it resumes, by the roughest bound. O(tables)."""
+        return self._most_blocks(length) + self._most_copied <= blocks
 
     def fits(self, blocks: int, length: int, start: int = 0) -> bool:
         """Whether `peak_blocks(length, start) <= blocks`: O(tables) wherever `blocks` is not scarce."""
