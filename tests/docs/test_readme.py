@@ -91,10 +91,12 @@ def shown(command: str) -> list[str]:
 
 
 def masked(line: str) -> str:
-    """Take what belongs to the machine out of a line: times, sizes of its memory, the width of the terminal."""
+    """Take out of a line what belongs to the machine (times, sizes of its memory, the width of the terminal) or grows
+    with every change (the number of tests)."""
     if re.search(r"memory: |room for ", line):
         line = re.sub(r"\d[\d,.]*( [KMGT]iB)?", "N", line)
     line = re.sub(r"\d+(\.\d+)? ?s\b( \([\d:]+\))?", "N s", line)
+    line = re.sub(r"\d+ passed", "N passed", line)
     return re.sub(r"=+", "=", line).rstrip()
 
 
