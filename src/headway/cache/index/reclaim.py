@@ -180,9 +180,10 @@ class Reclaimer:
         """Forget the tokens of a leaf that nobody computed and nobody will. Returns whether nothing is left of it."""
         if edge.children:
             return False
-        keep = max([edge.resident, edge.computed, *(anchor.position for anchor in edge.anchors)])
-        if keep < edge.end and self._cut(edge, keep):
-            return True
+        if edge.computed < edge.end:
+            keep = max([edge.computed, *[anchor.position for anchor in edge.anchors]])
+            if keep < edge.end and self._cut(edge, keep):
+                return True
         if not edge.busy and edge.end > edge.resident:
             self._history[edge] = None
         return False
