@@ -62,7 +62,11 @@ test-newest:  ## Run the same tests on Python 3.13, where there is one
 
 .PHONY: .test-newest
 .test-newest:
-	$(call light,$(VENV)-newest,$(NEWEST),-c constraints.txt matplotlib zstandard)
+	$(call light,$(VENV)-newest,$(NEWEST),-c constraints.txt jinja2 matplotlib zstandard)
+
+.PHONY: mutants
+mutants: $(VENV)/.dev  ## Change one line of the cache at a time and see whether a test notices; ARGS go to tools/mutants.py
+	@$(BIN)/python tools/mutants.py $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev  ## Check style, types, imports, the repository's rules and the documentation

@@ -159,7 +159,7 @@ def test_every_evicted_checkpoint_of_a_long_conversation_is_told() -> None:
 def test_a_prompt_is_not_told_of_the_eviction_of_another() -> None:
     """A's checkpoint behind their common ten tokens went. B goes on with tokens of its own from there."""
     engine = Engine.of(
-        ATTENTION, STATE, blocks=40, history_bytes=0, eviction="lru", placement=("prompt_end", "breakpoint")
+        ATTENTION, STATE, blocks=40, history_tokens=0, eviction="lru", placement=("prompt_end", "breakpoint")
     )
     engine.run(tokens((1, 10), (2, 30)), pin=10)
     for stream in range(10, 22):

@@ -42,7 +42,6 @@ from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
-from headway.cache.policy.eviction import eviction_policy
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.prompt import Prompt
@@ -150,15 +149,9 @@ class PrefixCache(Guarded):
         self._clock = Clock(clock)
         self._pool = BlockPool(config.blocks)
         self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight)
-        self._index = PrefixIndex(
-            self.geometry,
-            self._pool,
-            eviction_policy(config.eviction),
-            cost=config.cost,
-            clock=self._clock,
-            pin_share=config.pin_share,
-            limits=config.limits(),
-        )
+        keep = config.retention(self._clock)
+        self._most_index_bytes = keep.most_bytes
+        self._index = PrefixIndex(self.geometry, self._pool, keep)
         parts = (self.geometry, self._pool, self._leases, self._index)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         self._extender = Extender(*parts, inside=config.exports_inside)
@@ -530,7 +523,7 @@ class PrefixCache(Guarded):
             checkpoints=self._index.residency.checkpoints,
             counters=self._index.usage.counters.copy(),
             bookkeeping_bytes=fixed + self._symbols.nbytes + self._index.tree.nbytes,
-            bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self.config.limits()[1]),
+            bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self._most_index_bytes),
         )
 
     # ---- copies
