@@ -103,7 +103,7 @@ class CacheStats:
 _SAVED = b"headway prefix cache 1\n"
 _READABLE = {
     "array": {"_array_reconstructor", "array"},
-    "builtins": {"set", "frozenset"},
+    "builtins": {"frozenset", "object", "set"},
     "collections": {"OrderedDict", "deque"},
     "copyreg": {"_reconstructor"},
     "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
@@ -407,19 +407,15 @@ class PrefixCache(Guarded):
         Shorter sequences that the same requests made known go too. Nothing happens if the whole of `prompt` is not
         known. Running leases go on, with their own memory, and publish nothing more.
         """
-        at = self._lookup(prompt).at
-        if at.position < len(prompt.tokens) - self.geometry.lookahead or not at.position:
-            return ResetReport(0, 0, 0)
-        top = at.edge
-        while top.parent is not None and top.parent.parent is not None and len(top.parent.children) == 1:
-            top = top.parent
-        return self._forget([top], "forgotten")
+        return self._forget(self._index.beginning_with(self._lookup(prompt).at, prompt.data), "forgotten")
 
     @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
         """Forget all that is known in a namespace. Running leases go on and publish nothing more."""
         root = self._index.tree.roots.get(namespace)
-        return self._forget(list(root.children.values()) if root else [], "forgotten")
+        leases = self._leases
+        rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == namespace]
+        return self._forget(list(root.children.values()) if root else [], "forgotten", rows)
 
     @guarded
     def reset(self) -> ResetReport:
@@ -541,7 +537,7 @@ class PrefixCache(Guarded):
         """The whole index as bytes, for `load`: what is known and kept, what was learned, pins, namespaces and media.
 
         What the bytes do not have is the arena: whoever loads them provides memory in which every block of
-        `held_blocks` has the content that it had. Listeners are not part of it.
+        `held_blocks` has the content that it had. Listeners are not part of it, and symbols of media are asked for anew.
 
         Raises:
             LeaseError: A lease runs: its blocks are being written. End all of them first.

@@ -170,6 +170,19 @@ class PrefixIndex:
         self.version += bool(pins)
         return len(pins)
 
+    def beginning_with(self, at: Match, data: bytes) -> list[Edge]:
+        """The topmost edges that only sequences use which begin with all of `data`; `at` is where it leads."""
+        edge, rest = at.edge, data[4 * at.position :]
+        if len(rest) > 4 * self.tree.lookahead:
+            return []
+        if at.position == edge.end and edge.children:
+            tops = [child for key, child in edge.children.items() if key.startswith(rest)]
+            if len(tops) < len(edge.children) or edge.parent is None:
+                return tops
+        while edge.parent is not None and edge.parent.parent is not None and len(edge.parent.children) == 1:
+            edge = edge.parent
+        return [edge] if edge.parent is not None else []
+
     def forget(self, tops: Sequence[Edge], cause: str) -> int:
         """Forget edges and all behind them; nothing runs there. Returns the checkpoints dropped."""
         self.version += 1
