@@ -1,8 +1,8 @@
 """A stateful random test: the real cache beside an oracle and a shadow device.
 
-`HEADWAY_EXAMPLES` sets the number of examples (2,000 in CI), `HEADWAY_STEPS` how long each is at most. `make slow` tries
-20,000, or `HEADWAY_SLOW_EXAMPLES`. A failure prints the shortest steps found that lead to it (with `HEADWAY_SHRINK=0`
-the first ones found), and the `HEADWAY_SEED` with which to run it again.
+`HEADWAY_EXAMPLES` sets the number of examples (2,000 in CI), `HEADWAY_STEPS` how long each is at most. `make slow`
+tries 20,000, or `HEADWAY_SLOW_EXAMPLES`. A failure prints the shortest steps found that lead to it (with
+`HEADWAY_SHRINK=0` the first ones found), and the `HEADWAY_SEED` with which to run it again.
 """
 
 from __future__ import annotations
