@@ -55,19 +55,19 @@ COMMANDS: dict[str, LazyCommand] = {
         "headway.runtime.command:inspect", "Show a model's layer kinds, groups, geometry, bytes and capacity."
     ),
     "replay": LazyCommand(
-        "headway.replay.command:replay", "Replay a request trace: what hit rate to expect, and where the tokens go."
+        "headway.replay.ask.replay:replay", "Replay a request trace: what hit rate to expect, and where the tokens go."
     ),
     "sweep": LazyCommand(
-        "headway.replay.sweep.command:sweep", "Replay a trace under every combination of settings, side by side."
+        "headway.replay.ask.sweep:sweep", "Replay a trace under every combination of settings, side by side."
     ),
     "advise": LazyCommand(
-        "headway.replay.advice.command:advise", "Say what to set for a trace and a model, and what it gains."
+        "headway.replay.ask.advise:advise", "Say what to set for a trace and a model, and what it gains."
     ),
     "explain": LazyCommand(
-        "headway.replay.explain.command:explain", "Follow one request of a trace through the cache, and say why."
+        "headway.replay.ask.explain:explain", "Follow one request of a trace through the cache, and say why."
     ),
     "report": LazyCommand(
-        "headway.replay.reporting:report", "Make one page with figures from the results of several replays."
+        "headway.tell.command:report", "Make one page with figures from the results of several replays."
     ),
 }
 """Every command by name. Adding a line here is all that registering a command takes."""

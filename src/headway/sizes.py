@@ -35,10 +35,10 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def format_bytes(size: float) -> str:
-    """Write a size for people: `1.5 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
+def format_bytes(size: float, base: int = 1024) -> str:
+    """Write a size for people: `1.5 GiB`, or with a `base` of 1000 `1.5 GB`, as GPUs and traces are measured."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB") if base == 1024 else ("B", "kB", "MB", "GB", "TB")
+    power = 0
+    while size >= base and power < len(units) - 1:
+        size, power = size / base, power + 1
+    return f"{size:.0f} B" if power == 0 else f"{size:.{2 if units[power] == 'TB' else 1}f} {units[power]}"

@@ -107,6 +107,14 @@ def test_other_namespace() -> None:
     ]
 
 
+def test_other_namespace_counts_tokens_and_not_entries() -> None:
+    """Behind 12 known tokens the entries of 9 are known, as a draft looks ahead by three."""
+    engine = Engine.of(ATTENTION, DRAFT)
+    engine.run(tokens((1, 20)), namespace=engine.cache.namespace(salt="a"))
+    other = engine.cache.namespace(salt="b")
+    assert lines(engine, tokens((1, 12), (2, 8)), namespace=other)[0] == (Reason.OTHER_NAMESPACE, 0, 12)
+
+
 def test_still_computing() -> None:
     engine = Engine.of(ATTENTION)
     lease = engine.start(tokens((1, 20)))

@@ -189,10 +189,11 @@ def test_an_undone_export_is_made_by_the_step_that_comes_instead() -> None:
     assert engine.hit(tokens((1, 12), (2, 9))) == 12
 
 
-def test_an_interval_behind_a_step_under_way_is_exported_too() -> None:
-    engine = engine_of(ATTENTION, STATE, placement=("interval:4",), blocks=300)
+@pytest.mark.parametrize("interval", [1, 4])
+def test_an_interval_behind_a_step_under_way_is_exported_too(interval: int) -> None:
+    engine = engine_of(ATTENTION, STATE, placement=(f"interval:{interval}",), blocks=300)
     lease = engine.start(tokens((1, 5)))
-    engine.step(lease)
+    engine.compute(lease)
     steps, exported = [plan(engine, lease, count=1)], []
     for answer in range(40):
         steps.append(plan(engine, lease, count=1))
@@ -200,12 +201,13 @@ def test_an_interval_behind_a_step_under_way_is_exported_too() -> None:
         exported += [export.position for export in done.exports]
         engine.cache.commit(done, sampled=said(answer + 50))
     engine.cache.commit(steps.pop(), sampled=said(99))
-    assert exported == list(range(8, lease.computed, 4))
+    assert exported == [position for position in range(6, lease.computed) if position % interval == 0]
 
 
-def test_a_window_keeps_what_the_first_of_two_steps_reads() -> None:
+@WAYS
+def test_a_window_keeps_what_the_first_of_two_steps_reads(few: int) -> None:
     """Window of 6 in blocks of 4: the step from 16 on reads from 11 on, and is under way when the next is planned."""
-    engine = engine_of(SlidingWindow("w", 64, 6), placement=())
+    engine = engine_of(SlidingWindow("w", 64, 6), placement=(), few=few)
     lease = engine.start(tokens((1, 60)))
     engine.cache.commit(plan(engine, lease, count=16))
     first = plan(engine, lease, count=16)

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from headway.cache import CacheGeometry, FullAttention
 from headway.cli import app
 from headway.errors import ConfigError, ModelError
-from headway.runtime import memory
-from headway.runtime.inspection import inspect_model
 from headway.runtime.loading import layout_without_weights, load_model, resolve_device, resolve_source
-from headway.runtime.memory import blocks_that_fit, capacity, default_memory, format_bytes, parse_bytes
+from headway.runtime.model import memory
+from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.memory import blocks_that_fit, capacity, default_memory
+from headway.sizes import format_bytes, parse_bytes
 
 
 @pytest.fixture(scope="module")

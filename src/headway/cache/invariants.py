@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +132,7 @@ def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, holders:
         np.add.at(users, ids, 1)
 
 
-def _distinct(ids: NDArray[np.int32], blocks: int) -> bool:
+def _distinct(ids: NDArray[Any], blocks: int) -> bool:
     """Whether no id occurs twice."""
     seen = np.zeros(blocks, dtype=np.bool_)
     seen[ids] = True

@@ -7,17 +7,25 @@ result = replay_trace(trace, config, clairvoyant=True)
 result.whole.token_hit_rate, result.whole.lost, result.clairvoyant.token_hit_rate
 """
 
-from headway.replay.clairvoyant import clairvoyant_hits
-from headway.replay.clock import Latency, Roofline, Timing, roofline_of
-from headway.replay.endless import endless_matches, read_outputs
-from headway.replay.generate import WORKLOADS, generate
-from headway.replay.presets import PRESETS, MarconiPreset, SglangPreset, VllmPreset
-from headway.replay.readers import FORMATS, RecordingWriter, read_trace
-from headway.replay.record import RunRecord, record_of
-from headway.replay.result import Figures, Kind, Memory, ReplayResult
-from headway.replay.run import replay_trace
-from headway.replay.scaling import ReplayConfig
-from headway.replay.trace import Trace, TraceBuilder
+from headway.formats import FORMATS, RecordingWriter, Trace, TraceBuilder, read_trace
+from headway.replay.ask.record import record_of
+from headway.replay.config import (
+    PRESETS,
+    MarconiPreset,
+    ReplayConfig,
+    Roofline,
+    SglangPreset,
+    Timing,
+    VllmPreset,
+    gpu_of,
+    roofline_of,
+)
+from headway.replay.replay import replay_trace
+from headway.replay.run.clairvoyant import clairvoyant_hits
+from headway.replay.trace.generate import WORKLOADS, generate
+from headway.replay.trace.prefixes import endless_matches, read_outputs
+from headway.tell.latency import Latency
+from headway.tell.run import Figures, Kind, Memory, ReplayResult, RunRecord
 
 __all__ = [
     "FORMATS",
@@ -41,6 +49,7 @@ __all__ = [
     "clairvoyant_hits",
     "endless_matches",
     "generate",
+    "gpu_of",
     "read_outputs",
     "read_trace",
     "record_of",

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from headway.engine import RequestResult
 from headway.engine.stats import Observer
 from headway.errors import ConfigError
-from headway.replay.readers.recording import RecordingWriter
+from headway.formats import RecordingWriter
 
 __all__ = ["FORMS", "Observers", "Recorder", "check_recording"]
 

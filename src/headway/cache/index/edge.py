@@ -207,7 +207,7 @@ class Edge:
     @property
     def floor(self) -> int:
         """Where its resident end must not go below: the deepest pin on it, or its start."""
-        return max([pin.position for pin in self.pins], default=self.start)
+        return max([pin.position for pin in self.pins]) if self.pins else self.start
 
     def path(self) -> Iterator[Edge]:
         """This edge and its ancestors, deepest first, the root excluded."""

@@ -7,8 +7,7 @@ nothing of what the blocks hold:
     * *users*: which leases and pins need it now. What is held and has no user can be evicted, so the blocks that
       could be had are known at any time without looking for them: all but those with a user.
 
-All operations work on arrays; each is O(ids given). Single ids, which are frequent, take a shorter way than an array
-of one.
+All operations work on arrays of ids; each is O(ids given). Arrays are indexed by int64, which numpy need not convert.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class BlockPool:
         self.pins = np.zeros(blocks, dtype=np.int32)
         self.used = 0
         self.pinned = 0
-        self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int32)
+        self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int64)
         self._free = blocks
 
     @property
@@ -65,7 +64,7 @@ class BlockPool:
     @property
     def nbytes(self) -> int:
         """Bytes of the pool's own arrays."""
-        return 16 * self.blocks
+        return 20 * self.blocks
 
     # ---- leases: a reference and a use at once
 
@@ -77,14 +76,10 @@ class BlockPool:
         assert count <= self._free, "take() beyond the free blocks"
         self._free -= count
         self.used += count
-        ids = self._stack[self._free : self._free + count].copy()
-        if count == 1:
-            block = ids.item(0)
-            self.references[block] = self.users[block] = 1
-        else:
-            self.references[ids] = 1
-            self.users[ids] = 1
-        return ids
+        at = self._stack[self._free : self._free + count]
+        self.references[at] = 1
+        self.users[at] = 1
+        return at.astype(np.int32)
 
     def hold(self, ids: Ids) -> None:
         """Add a holder who needs them to each of `ids` (all distinct, none free)."""
@@ -100,63 +95,38 @@ class BlockPool:
         """Like `drop`, for ids that may occur more than once (one holder and user less for each occurrence)."""
         if len(ids) == 0:
             return
-        distinct, counts = np.unique(ids, return_counts=True)
+        at, counts = np.unique(ids, return_counts=True)
         less = counts.astype(np.int32)
-        users = self.users[distinct] - less
-        self.users[distinct] = users
-        self.used -= int(np.count_nonzero(users == 0))
-        left = self.references[distinct] - less
-        self.references[distinct] = left
-        self._push(distinct[left == 0])
+        self.users[at] -= less
+        self.used -= int(np.count_nonzero(self.users[at] == 0))
+        self.references[at] -= less
+        self._push(at[self.references[at] == 0])
 
     # ---- uses
 
     def use(self, ids: Ids) -> None:
         """Add a user to each of `ids` (all distinct, none free)."""
-        if len(ids) == 1:
-            block = ids.item(0)
-            users = self.users.item(block)
-            self.users[block] = users + 1
-            self.used += users == 0
-            return
-        before = self.users[ids]
-        self.users[ids] = before + 1
-        self.used += len(ids) - int(np.count_nonzero(before))
+        self.used += _raise(self.users, ids)
 
     def disuse(self, ids: Ids) -> None:
         """Take a user from each of `ids` (all distinct)."""
-        if len(ids) == 1:
-            block = ids.item(0)
-            users = self.users.item(block) - 1
-            self.users[block] = users
-            self.used -= users == 0
-            return
-        after = self.users[ids] - 1
-        self.users[ids] = after
-        self.used -= len(ids) - int(np.count_nonzero(after))
+        self.used -= _lower(self.users, ids)
 
     def pin(self, ids: Ids) -> None:
         """Put each of `ids` (all distinct) under a pin, which is a use."""
-        before = self.pins[ids]
-        self.pins[ids] = before + 1
-        self.pinned += len(ids) - int(np.count_nonzero(before))
+        self.pinned += _raise(self.pins, ids)
         self.use(ids)
 
     def unpin(self, ids: Ids) -> None:
         """Undo `pin`."""
-        after = self.pins[ids] - 1
-        self.pins[ids] = after
-        self.pinned -= len(ids) - int(np.count_nonzero(after))
+        self.pinned -= _lower(self.pins, ids)
         self.disuse(ids)
 
     # ---- references
 
     def share(self, ids: Ids) -> None:
         """Add a holder to each of `ids` (all distinct, none free)."""
-        if len(ids) == 1:
-            self.references[ids.item(0)] += 1
-        else:
-            self.references[ids] += 1
+        _raise(self.references, ids)
 
     def share_one(self, block: int) -> None:
         """Add a holder to one block."""
@@ -176,17 +146,41 @@ class BlockPool:
         """Drop one holder of each of `ids` (all distinct) and return how many became free."""
         if len(ids) == 1:
             return self.release_one(ids.item(0))
-        left = self.references[ids] - 1
-        self.references[ids] = left
-        return self._push(ids[left == 0])
+        at = ids.astype(np.int64)
+        left = self.references[at] - 1
+        self.references[at] = left
+        return self._push(at if not left.any() else at[left == 0])
 
-    def _push(self, freed: Ids) -> int:
+    def _push(self, freed: NDArray[np.integer]) -> int:
         count = len(freed)
-        if count:
-            self._stack[self._free : self._free + count] = freed
-            self._free += count
+        self._stack[self._free : self._free + count] = freed
+        self._free += count
         return count
 
-    def free_ids(self) -> Ids:
+    def free_ids(self) -> NDArray[np.int64]:
         """Ids on the free list, for invariant checks."""
         return self._stack[: self._free]
+
+
+def _raise(counts: Ids, ids: Ids) -> int:
+    """Add one to the counts of distinct blocks and return how many were 0."""
+    if len(ids) == 1:  # most often
+        block = ids.item(0)
+        counts[block] += 1
+        return int(counts.item(block) == 1)
+    at = ids.astype(np.int64)
+    before = counts[at]
+    counts[at] = before + 1
+    return len(at) - int(np.count_nonzero(before))
+
+
+def _lower(counts: Ids, ids: Ids) -> int:
+    """Take one from the counts of distinct blocks and return how many are 0 now."""
+    if len(ids) == 1:
+        block = ids.item(0)
+        counts[block] -= 1
+        return int(counts.item(block) == 0)
+    at = ids.astype(np.int64)
+    after = counts[at] - 1
+    counts[at] = after
+    return len(at) - int(np.count_nonzero(after))

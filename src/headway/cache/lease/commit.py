@@ -61,7 +61,7 @@ class Committer:
         leases = self._leases
         note = self._note_few if len(step.rows) <= leases.few else self._note_many
         eager = note(step, done, tokens, told)
-        if leases.steps > 1 and (short := done < step.counts).any():
+        if leases.steps > 1 and counts is not None and (short := done < step.counts).any():
             rows = step.rows[short]
             leases.planned[rows] = leases.computed[rows]
             self._undo_second(rows[leases.phase[rows] == STEPPING])

@@ -62,6 +62,9 @@ _WRONG_PHASE = {
     AHEAD: "has two steps under way: commit or fail the older first",
     BROKEN: "has failed and can only be aborted",
 }
+_WRONG_STEP = (
+    "this step is not the oldest under way: it is over, another cache's, or one before it is still to be committed"
+)
 
 new_serial = itertools.count(1).__next__
 """A number for a step that no other step of any cache has."""
@@ -303,12 +306,11 @@ class LeaseTable:
         Raises:
             LeaseError: Another step is under way, or none.
         """
+        inside = rows.max(initial=0) < len(self.phase)
+        if inside and ((self.serial[rows] == serial) & (self.phase[rows] >= STEPPING)).all():
+            return
         self.check_rows(rows, STEPPING, AHEAD)
-        if len(rows) and not (self.serial[rows] == serial).all():
-            raise LeaseError(
-                "this step is not the oldest one under way: it is over, another cache's, or one planned before it is "
-                "still to be committed"
-            )
+        raise LeaseError(_WRONG_STEP)
 
     def check_rows(self, rows: Rows, first: int, last: int) -> None:
         """Refuse rows that are not in one of the phases `first` to `last`, and rows given twice.

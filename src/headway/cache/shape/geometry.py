@@ -324,7 +324,7 @@ class CacheGeometry:
         return sum(kept % table.span > 0 for table in self.prefix_tables)
 
     def fits_anyway(self, blocks: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens fits into `blocks` wherever it resumes, by the roughest bound. O(tables)."""
+        """Whether `length` tokens fit into `blocks` wherever they resume, by the roughest bound. O(tables)."""
         return self._most_blocks(length) + self._most_copied <= blocks
 
     def fits(self, blocks: int, length: int, start: int = 0) -> bool:

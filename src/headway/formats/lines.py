@@ -1,0 +1,198 @@
+"""Lines of a trace file, plain or compressed, as JSON objects, and how an object becomes one of a type.
+
+Every fault names the file, the line and the field. Fields that nobody asks for pass.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
+
+import msgspec
+
+from headway.errors import ConfigError, TraceError
+
+__all__ = ["Count", "Ids", "Line", "Positive", "decode", "open_binary", "read_lines"]
+
+T = TypeVar("T")
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A whole number from 0 on. A number such as `3.0` is one."""
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+"""A whole number from 1 on."""
+Ids = list[int | str]
+"""Block hashes, as numbers or as texts."""
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "array": "a list", "object": "an object"}
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise msgspec.DecodeError(f"{text} is too large for a number")
+    return int(value) if value.is_integer() else value
+
+
+_DECODER = msgspec.json.Decoder(float_hook=_number)
+
+
+def decode(value: Any, kind: type[T], where: str, path: str = "") -> T:
+    """An object of type `kind` from plain values, by its annotations.
+
+    Args:
+        value: What JSON gave.
+        kind: A dataclass or a `msgspec.Struct`.
+        where: File and line, for messages.
+        path: Where the value lies inside the line, such as "requests[3].", for messages.
+
+    Raises:
+        TraceError: A field is missing, of another type or out of range; names it and shows what was found.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _fault(str(error), value, where, path) from None
+
+
+def _fault(told: str, value: Any, where: str, path: str) -> TraceError:
+    """What msgspec told, with the value that it found."""
+    problem, _, place = told.rstrip("`").partition(" - at `$")
+    exact, anywhere, _ = place.partition("[...]")  # of a dictionary msgspec does not name the key
+    for name, index in _STEP.findall(exact):
+        value = value[name] if name else value[int(index)]
+    field = path + place.removeprefix(".")
+    if problem.startswith("Object missing required field"):
+        missing = problem.split("`")[1]
+        field = f"{field}.{missing}" if place else path + missing
+        names = ", ".join(map(repr, sorted(value))) if isinstance(value, dict) else ""
+        problem = f"is missing; found {names or 'no fields'}"
+    elif problem.startswith("Expected"):
+        wanted, _, found = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
+        wanted = wanted.replace(" | ", " or ").replace(">=", "of at least")
+        wanted = re.sub(r"[a-z]+", lambda word: _KINDS.get(word[0], word[0]), wanted)
+        problem = f"expected {wanted}, found {found if anywhere else _shown(value)}"
+    return TraceError(f"{where}: {f'field {field!r}: ' if field else ''}{problem}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A JSON object of a trace and where it stands.
+
+    Attributes:
+        where: File and line, for messages.
+        fields: The object.
+        path: Where the object lies inside the line's value, such as "requests[3].", for messages.
+    """
+
+    where: str
+    fields: dict[str, Any]
+    path: str = ""
+
+    def to(self, kind: type[T]) -> T:
+        """The object as one of type `kind`.
+
+        Raises:
+            TraceError: See `decode`.
+        """
+        return decode(self.fields, kind, self.where, self.path)
+
+    def has(self, field: str) -> bool:
+        """Whether a field is there and not null."""
+        return self.fields.get(field) is not None
+
+    def inner(self, field: str, objects: Iterable[dict[str, Any]]) -> Iterator[Line]:
+        """The objects of a list of this one, as lines that know their place."""
+        for i, item in enumerate(objects):
+            yield Line(self.where, item, f"{self.path}{field}[{i}].")
+
+    def fault(self, field: str, problem: str) -> TraceError:
+        """The error that says what is wrong with a field."""
+        name = f"field {self.path + field!r}: " if field or self.path else ""
+        return TraceError(f"{self.where}: {name}{problem}")
+
+
+def open_binary(path: Path) -> BinaryIO:
+    """Open a file, whatever it is compressed with (told by its first bytes, not by its name).
+
+    Raises:
+        TraceError: There is no such file.
+        ConfigError: Zstandard without the package that reads it.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    if magic[:2] == _GZIP:
+        return cast("BinaryIO", gzip.open(path, "rb"))
+    if magic == _ZSTD:
+        try:
+            import zstandard  # only for files that need it
+        except ModuleNotFoundError:
+            raise ConfigError(
+                f"{path} is compressed with Zstandard: pip install 'headway[zstd]', or decompress it first"
+            ) from None
+        stream = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
+        return cast("BinaryIO", io.BufferedReader(stream))
+    return path.open("rb")
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The objects of a file of JSON lines, one at a time. A file that is one JSON object or list is taken as well.
+
+    Raises:
+        TraceError: Not JSON, or not objects.
+    """
+    with open_binary(path) as file:
+        try:
+            yield from _lines(path, file)
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise TraceError(f"{path}: cannot be read as text: {error}") from None
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[Line]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            value = _DECODER.decode(line)
+        except msgspec.DecodeError as error:
+            if number > 1 or line.lstrip()[:1] not in (b"{", b"["):
+                raise TraceError(f"{where}: not JSON: {error}") from None
+            value = _document(path, line + file.read())
+        if number == 1 and isinstance(value, list):
+            yield from (_line(f"{path}, item {i}", item) for i, item in enumerate(value))
+        else:
+            yield _line(where, value)
+
+
+def _document(path: Path, text: bytes) -> Any:
+    """The value of a whole file that is one JSON value over several lines."""
+    try:
+        return _DECODER.decode(text)
+    except msgspec.DecodeError as error:
+        byte = re.search(r"\(byte (\d+)\)", str(error))
+        line = 1 + text.count(b"\n", 0, int(byte[1])) if byte else 1
+        raise TraceError(f"{path}, line {line}: not JSON: {error}") from None
+
+
+def _line(where: str, value: Any) -> Line:
+    if not isinstance(value, dict):
+        raise TraceError(f"{where}: expected a JSON object, found {_shown(value)}")
+    return Line(where, value)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,174 @@
+"""Reading request traces of any known format: `read_trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from headway.errors import ConfigError, TraceError
+from headway.formats.blocks import (
+    AIPERF_BLOCK,
+    BAILIAN_BLOCK,
+    MOONCAKE_BLOCK,
+    WEKA_BLOCK,
+    read_aiperf,
+    read_bailian,
+    read_mooncake,
+    read_weka,
+    weka_width,
+)
+from headway.formats.chat import chat_tokenizer, read_chat
+from headway.formats.lines import Line, read_lines
+from headway.formats.recording import read_recording, recording_width
+from headway.formats.trace import Trace, TraceBuilder
+
+__all__ = ["FORMATS", "Format", "read_trace"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of traces.
+
+    Attributes:
+        summary: One line about it.
+        fits: Whether a first object looks like it.
+        read: Adds the requests of the lines to a trace; None where reading needs more (chat).
+        block_tokens: Tokens in a block, unless somebody says otherwise; 1 for tokens.
+        outputs: How answers are read, see `Trace`.
+        width: Tokens in a block as the first object says; None where a trace does not say.
+    """
+
+    summary: str
+    fits: Callable[[Line], bool]
+    read: Callable[[Iterator[Line], TraceBuilder], None] | None
+    block_tokens: int
+    outputs: str
+    width: Callable[[Line], int] | None = None
+
+
+def _is_aiperf(first: Line) -> bool:
+    return first.has("input_length") and (first.has("session_id") or first.has("delay") or not first.has("hash_ids"))
+
+
+FORMATS: dict[str, Format] = {
+    "recording": Format(
+        "Headway's own, from `headway serve --record`",
+        lambda first: first.has("headway_recording"),
+        read_recording,
+        1,
+        "recorded",
+        recording_width,
+    ),
+    "weka": Format(
+        "sessions of kv-cache-tester: a file or a folder of them",
+        lambda first: first.has("requests"),
+        read_weka,
+        WEKA_BLOCK,
+        "continuation",
+        weka_width,
+    ),
+    "bailian": Format(
+        "Alibaba's Bailian traces: chat_id, seconds, hash_ids of 16 tokens",
+        lambda first: first.has("chat_id") and first.has("hash_ids"),
+        read_bailian,
+        BAILIAN_BLOCK,
+        "continuation",
+    ),
+    "aiperf": Format(
+        "AIPerf's form of Mooncake's: session_id, delay, turns that add up",
+        _is_aiperf,
+        read_aiperf,
+        AIPERF_BLOCK,
+        "continuation",
+    ),
+    "mooncake": Format(
+        "Mooncake's: timestamp in milliseconds, hash_ids of 512 tokens",
+        lambda first: first.has("hash_ids") and first.has("input_length"),
+        read_mooncake,
+        MOONCAKE_BLOCK,
+        "never",
+    ),
+    "chat": Format(
+        "a log of an OpenAI-style chat API; needs --tokenizer",
+        lambda first: any(first.has(name) for name in ("messages", "body", "request", "prompt")),
+        None,
+        1,
+        "recorded",
+    ),
+}
+"""Every format by name, in the order in which they are tried."""
+
+
+def read_trace(
+    path: str | Path,
+    *,
+    format: str = "auto",
+    block_tokens: int | None = None,
+    tokenizer: str | None = None,
+    limit: int | None = None,
+) -> Trace:
+    """Read a trace from a file (plain, gzip or Zstandard) or from the files of a folder, in order of their names.
+
+    Args:
+        path: File or folder.
+        format: A name of `FORMATS`, or "auto" to tell from the first object.
+        block_tokens: Tokens in a block, where a trace differs from its format's usual.
+        tokenizer: Name of a tokenizer, for chat logs.
+        limit: Stop after that many requests.
+
+    Raises:
+        TraceError: A file that cannot be read as a trace; names file, line and field.
+        ConfigError: An unknown format, a tokenizer that is missing or not needed, blocks that the trace itself knows.
+    """
+    if format != "auto" and format not in FORMATS:
+        raise ConfigError(f"unknown trace format {format!r}; known are {', '.join(FORMATS)} and auto")
+    lines = chain.from_iterable(read_lines(file) for file in _files(Path(path)))
+    first = next(lines, None)
+    if first is None:
+        raise TraceError(f"{path}: the file is empty")
+    name = _told(first) if format == "auto" else format
+    form = FORMATS[name]
+    if tokenizer is not None and form.read is not None:
+        raise ConfigError(
+            f"--tokenizer: is for chat logs, and {path} is read as {name}: leave it out, or give --format"
+        )
+    if block_tokens is not None and form.block_tokens == 1:
+        raise ConfigError(f"--block-tokens: a trace of the format {name} says itself what its blocks are: leave it out")
+    width = block_tokens or (form.width(first) if form.width is not None else form.block_tokens)
+    builder = TraceBuilder(str(path), name, width, form.outputs)
+    whole = chain((first,), lines)
+    if form.read is None:
+        read_chat(_some(whole, builder, limit), builder, chat_tokenizer(tokenizer))
+    else:
+        form.read(_some(whole, builder, limit), builder)
+    trace = builder.build().head(limit) if limit else builder.build()
+    return trace if trace.outputs != "recorded" or trace.has_answers else replace(trace, outputs="never")
+
+
+def _some(lines: Iterator[Line], builder: TraceBuilder, limit: int | None) -> Iterator[Line]:
+    """Lines until the trace has enough requests."""
+    for line in lines:
+        if limit is not None and len(builder) >= limit:
+            return
+        yield line
+
+
+def _told(first: Line) -> str:
+    for name, form in FORMATS.items():
+        if form.fits(first):
+            return name
+    raise TraceError(
+        f"{first.where}: cannot tell the format of this trace from the fields {', '.join(sorted(first.fields))}: "
+        f"give --format (one of {', '.join(FORMATS)})"
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.name.split(".")[1:2] in (["json"], ["jsonl"]))
+    if not files:
+        raise TraceError(f"{path}: no .json or .jsonl file in this folder")
+    return files

@@ -1,0 +1,234 @@
+"""The command `headway advise`: the runs that matter for a decision, in three rounds.
+
+1. Every decode-context-parallel size that the model allows. The *layout* taken is the smallest one within half a point
+   of compute of the best: splitting tokens costs communication that a replay does not see.
+2. Around that layout, one change at a time: half and twice the memory, plain LRU, and fewer bytes a number for entries
+   and states where there are fewer. Fewer bytes change what the model computes, so they are offered and not taken.
+3. Where this release imitates other engines: each as it comes, as it comes on the new layout, and with its own best
+   split of memory.
+
+Rejected: a full grid. It runs ten times as long, and what it adds (two changes that only pay together) has not been
+seen on the traces at hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from headway.cache import Recurrent
+from headway.errors import ConfigError
+from headway.formats import Trace
+from headway.option_records import with_records
+from headway.replay.ask import options as opt
+from headway.replay.ask.folder import SweepFolder
+from headway.replay.ask.grid import Point, points_of
+from headway.replay.ask.model_files import is_model_files
+from headway.replay.ask.options import ClockChoice
+from headway.replay.ask.setting import Setting
+from headway.replay.ask.sweep import draw, finish_points
+from headway.replay.ask.workers import Workload
+from headway.replay.config.presets import preset_name
+from headway.tell import RunRecord, compare, with_facts
+from headway.tell.advice import Study, Variant, advice_text
+from headway.tell.engines import beside_running
+
+__all__ = ["ENGINES", "Question", "advise", "study"]
+
+_EXAMPLE_MEMORY = "8GB"
+ENGINES = ("vllm", "sglang")
+"""Engines that are imitated, by the name of their preset."""
+_RATIOS = (0.25, 0.5, 0.9, 2.0, 4.0)
+"""Splits of SGLang's memory that are tried; 0.9 is what it does by itself."""
+_ENOUGH = 0.005
+
+
+@dataclass(frozen=True)
+class _Gpus(opt.Hardware):
+    """The memory; the number of GPUs is also the default of --tp."""
+
+    gpus: Annotated[int, opt.option("Memory", "GPUs for one copy of the model.")] = 0
+
+
+@dataclass(frozen=True)
+class _Where(opt.RunChoice):
+    """Where runs are done; the folder gets the advice as well."""
+
+    out: Annotated[Path, opt.option(opt.RUNNING, "Folder for runs, report and advice.")] = Path("headway-advice")
+
+
+@with_records
+def advise(
+    source: opt.TraceChoice,
+    clock: opt.ClockChoice,
+    model: opt.ModelChoice,
+    hardware: _Gpus,
+    where: _Where,
+    tp: Annotated[int, opt.option("Model and layout", "Tensor-parallel size; 0: as many as --gpus.")] = 0,
+    kv_dtype: opt.KvDtype = opt.RankChoice.kv_dtype,
+    state_dtype: opt.StateDtype = opt.RankChoice.state_dtype,
+    running: Annotated[int, opt.option("Memory", "Requests that run at once, for SGLang's state slots.")] = 16,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Say what to set for this traffic and model, what it gains, and what to watch.
+
+    For example:
+
+        headway advise trace.jsonl --model kimi-k3 --gpu b200 --gpus 16 --weights 1560GB
+
+        headway advise trace.jsonl --model qwen3-next --tp 4 --memory 30GB
+
+        headway advise trace.jsonl --model kimi-linear --gpu h200 --clock trace   # with times, as estimates
+
+    It runs the sweep that matters (layouts, then one change at a time), and prints a short text with the command lines
+    for Headway, vLLM and SGLang. The runs, `report.html` and `advice.md` stay in the folder `--out`; stopped, it goes
+    on with the same command.
+
+    Without arguments it advises on a generated workload, to show what it says.
+    """
+    console, gpus = Console(stderr=True), hardware.gpus
+    ranks = opt.RankChoice(tp or gpus or 1, kv_dtype=kv_dtype, state_dtype=state_dtype)
+    setting = Setting(model, ranks, replace(hardware, gpus=0), clock=clock, outputs=source.outputs)
+    setting = setting.with_example(source, _EXAMPLE_MEMORY)
+    if gpus and tp and gpus != tp:
+        raise ConfigError(f"--gpus {gpus} and --tp {tp}: one copy of the model takes as many GPUs as --tp")
+    if running < 0:
+        raise ConfigError(f"--running is {running}: give a number of requests")
+    requests = source.load()
+    folder, work = SweepFolder(where.out), Workload.of(requests, source.outputs)
+
+    def run(points: Sequence[Point]) -> list[RunRecord]:
+        return finish_points(work, points, folder, console, jobs=where.jobs, ray=where.ray)
+
+    found = study(Question(setting, requests, running), run)
+    share = hardware.gpu_share if hardware.gpu else None
+    checkpoint, draft = _checkpoint(model.model), model.draft is not None
+    text = advice_text(found, share=share, running=running, checkpoint=checkpoint, draft=draft)
+    (where.out / "advice.md").write_text(text, encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps({"advice": text, "runs": [with_facts(one.run) for one in found.variants]}, indent=2))
+    else:
+        Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    every, changed = found.variants, {id(variant) for variant in found.changes}
+    labels = [f"{found.best.name}, {one.name}" if id(one) in changed else one.name for one in every]
+    draw(compare([one.run for one in every], labels=labels, focus=every.index(found.best)), folder, console)
+
+
+def _checkpoint(model: str | None) -> str | None:
+    """The folder of a model that was given as a path; None for one of the catalogue, or bytes."""
+    if model is None or not is_model_files(Path(model)):
+        return None
+    return model if Path(model).is_dir() else str(Path(model).parent)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What advice is wanted for.
+
+    Attributes:
+        setting: The setting in use, without decode context parallelism. Imitated engines have no clock: their requests
+            come one after another.
+        trace: The trace.
+        running: Requests that run at once; in SGLang their states come out of the memory of the cache.
+    """
+
+    setting: Setting
+    trace: Trace
+    running: int = 16
+
+
+Runner = Callable[[Sequence[Point]], Sequence[RunRecord]]
+
+
+def study(question: Question, run: Runner) -> Study:
+    """Do the runs that matter.
+
+    Args:
+        question: What advice is wanted for.
+        run: Does the runs.
+
+    Raises:
+        ConfigError: A model or memory that cannot work, or `running` requests whose states fill the memory.
+    """
+    ranks = question.setting.ranks
+    base: dict[str, Any] = {"tp": ranks.tp, "kv_dtype": ranks.kv_dtype, "state_dtype": ranks.state_dtype}
+
+    def variants(wanted: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
+        settings = {name: base | dict(change) for name, change in wanted.items()}
+        points = [_point(values, question) for values in settings.values()]
+        return [Variant(n, v, r) for (n, v), r in zip(settings.items(), run(points), strict=True)]
+
+    left = _left_by_sglang(question)
+    sizes, refused = _allowed(question)
+    layouts = variants({f"dcp {dcp}": {"dcp": dcp} for dcp in sizes})
+    most = max(variant.facts.compute_saved for variant in layouts)
+    best = next(variant for variant in layouts if variant.facts.compute_saved >= most - _ENOUGH)
+    changes = variants(_changes(best, question.setting))
+    engines: dict[str, list[Variant]] = {}
+    absent: dict[str, str] = {}
+    for name in ENGINES:
+        try:
+            engines[name] = variants(_engine(name, best, left))
+        except ConfigError as error:  # the preset cannot hold this model
+            absent[name] = str(error)
+    return Study(layouts[0], layouts, best, changes, engines, refused, absent)
+
+
+def _point(values: Mapping[str, Any], question: Question) -> Point:
+    setting = question.setting.changed(clock=ClockChoice()) if values.get("preset") else question.setting
+    return points_of(setting, {name: (value,) for name, value in values.items()}, question.trace)[0]
+
+
+def _allowed(question: Question) -> tuple[list[int], str]:
+    """Divisors of tp that work as decode-context-parallel size, and why the first other one does not; 1 must work."""
+    sizes, refused, tp = [], "", question.setting.ranks.tp
+    for dcp in (size for size in range(1, tp + 1) if tp % size == 0):
+        try:
+            question.setting.changed(dcp=dcp).configure()
+            sizes.append(dcp)
+        except ConfigError as error:
+            if dcp == 1:
+                raise
+            refused = refused or str(error)
+    return sizes, refused
+
+
+def _left_by_sglang(question: Question) -> int | None:
+    """Bytes of a rank that SGLang's running requests leave for its cache; None for endless. States are not split."""
+    config, _ = question.setting.configure()
+    states = sum(group.state_bytes for group in config.groups if isinstance(group, Recurrent))
+    return None if config.memory is None else beside_running(config.memory, question.running, states)
+
+
+def _changes(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:
+    dcp, memory = {"dcp": best.values["dcp"]}, best.run.memory
+    wanted: dict[str, dict[str, Any]] = {"plain LRU": dcp | {"eviction": "lru"}}
+    if memory is not None:
+        wanted["half the memory"] = dcp | {"memory": str(memory // 2)}
+        wanted["twice the memory"] = dcp | {"memory": str(memory * 2)}
+    if setting.model.has_dtypes:
+        if setting.ranks.kv_dtype in ("bf16", "fp32"):
+            wanted["fp8 attention entries"] = dcp | {"kv_dtype": "fp8"}
+        if setting.ranks.state_dtype == "fp32" and any(group.kind == Recurrent.__name__ for group in best.run.groups):
+            wanted["bf16 states"] = dcp | {"state_dtype": "bf16"}
+    return wanted
+
+
+def _engine(name: str, best: Variant, left: int | None) -> dict[str, dict[str, Any]]:
+    """Runs of an imitated engine; SGLang's in what is `left`."""
+    dcp, shown = best.values["dcp"], preset_name(name)
+    wanted: dict[str, dict[str, Any]] = {f"{shown} today": {"preset": name, "dcp": 1}}
+    if name == "sglang":
+        split = {f"{shown}, dcp {dcp}, ratio {r:g}": f"{name},memory_ratio={r}" for r in _RATIOS}
+        wanted |= {text: {"preset": preset, "dcp": dcp} for text, preset in split.items()}
+        if left is not None:
+            wanted = {text: change | {"memory": str(left)} for text, change in wanted.items()}
+    elif dcp > 1:
+        wanted[f"{shown}, dcp {dcp}"] = {"preset": name, "dcp": dcp}
+    return wanted

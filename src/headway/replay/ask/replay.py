@@ -1,0 +1,83 @@
+"""The command `headway replay`."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+from rich.console import Console
+
+from headway.errors import ConfigError
+from headway.option_records import with_records
+from headway.replay.ask import options as opt
+from headway.replay.ask.progress import replaying
+from headway.replay.ask.record import record_of
+from headway.replay.ask.setting import Setting
+from headway.replay.replay import replay_trace
+from headway.sizes import format_bytes
+from headway.tell import compare, with_facts
+from headway.tell.page import require_report, write_report
+from headway.tell.terminal import show
+
+__all__ = ["replay"]
+
+_EXAMPLE_MEMORY = "8GB"
+
+
+@with_records
+def replay(
+    source: opt.TraceChoice,
+    clock: opt.ClockChoice,
+    model: opt.ModelChoice,
+    ranks: opt.RankChoice,
+    hardware: opt.Hardware,
+    policy: opt.PolicyChoice,
+    max_answer: opt.MaxAnswer = None,
+    preset: opt.Preset = None,
+    html: opt.Html = None,
+    as_json: opt.AsJson = False,
+    models: opt.ListModels = False,
+) -> None:
+    """Replay a request trace through the cache that serves: what hit rate to expect, and where every lost token went.
+
+    No accelerator and no weights are needed. Without arguments it replays a generated workload, to show what it says:
+    3,000 requests of the workload `mixed`, Kimi-Linear, and 8 GB for the cache on one rank.
+
+        headway replay
+
+        headway replay trace.jsonl.gz --model kimi-k3 --tp 8 --dcp 8 --memory 20GB
+
+        headway replay log.jsonl --tokenizer ./model --model qwen3-next --gpu h200 --tp 2 --weights 163GB
+
+        headway replay trace.jsonl --model kimi-k3 --tp 8 --memory 58GB --preset vllm      # what vLLM would do
+
+        headway replay trace.jsonl --model kimi-linear --gpu h200 --clock trace --speed 2  # and how long it takes
+
+    Three lines frame the answer: **this cache**; the same memory **knowing the future**, which says how much a better
+    choice of checkpoints could still win; and an **endless memory**, which says what the trace has to give. Lost tokens
+    that say *evicted* ask for memory (or a larger `--dcp`); *state_never_taken* asks for other `--placement`; *parted*
+    and *nothing_matched* lie in the prompts themselves.
+
+    Hits are counted in whole blocks of the trace. Sizes are those of one rank.
+    """
+    if html is not None:
+        require_report(html)
+    setting = Setting(model, ranks, hardware, policy, clock, preset, source.outputs).with_example(
+        source, _EXAMPLE_MEMORY
+    )
+    config, sized = setting.configure()
+    requests = source.load().cut_answers(max_answer)
+    with replaying(len(requests)) as progress:
+        result = replay_trace(requests, config, clairvoyant=True, progress=progress)
+    if config.memory is not None and result.refused == len(requests):
+        raise ConfigError(
+            f"none of the {len(requests):,} requests fits into {format_bytes(config.memory, 1000)}, the memory of one "
+            f"rank for the cache: give more with --memory, or split the model over more ranks (--tp, --dcp)"
+        )
+    run = record_of(result, config, sized, requests)
+    if html is not None:
+        write_report(compare([run]), html)
+    if as_json:
+        typer.echo(json.dumps(with_facts(run), indent=2))
+    else:
+        show(run, Console())

@@ -1,0 +1,20 @@
+"""What a run is made with: model groups, memory, policies, clock, preset; and how the cache is sized for a trace."""
+
+from headway.replay.config.config import ReplayConfig
+from headway.replay.config.gpus import Gpu, gpu_of
+from headway.replay.config.presets import PRESETS, MarconiPreset, Preset, SglangPreset, VllmPreset
+from headway.replay.config.roofline import Roofline, Timing, roofline_of
+
+__all__ = [
+    "PRESETS",
+    "Gpu",
+    "MarconiPreset",
+    "Preset",
+    "ReplayConfig",
+    "Roofline",
+    "SglangPreset",
+    "Timing",
+    "VllmPreset",
+    "gpu_of",
+    "roofline_of",
+]

@@ -1,0 +1,147 @@
+"""From tokens to symbols: the cache's configuration for a trace whose symbols are blocks of many tokens.
+
+The cache is run as it is, on symbols. A symbol of s tokens has s times the bytes of a token; what tokens are split
+over under context parallelism is applied here (s / shards tokens a rank), because a rank stores a part of every
+symbol. A window of w tokens needs its last w - 1 entries to resume: it becomes the symbols that hold them, with bytes
+such that a resume point weighs what it weighs in tokens. The compute of symbols is that of their tokens.
+
+A pool block holds one symbol of every kind of layer, or more. A state takes whole blocks, so it would be rounded up by
+as much as a symbol weighs; where that is more than 2% each trace block is told apart into 2, 4 or 8 symbols. A trace of
+tokens (width 1) needs none of this: it is run with the true layout and blocks of 16 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.cache import (
+    CacheConfig,
+    ChunkedLocal,
+    ComputeCost,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    Recurrent,
+    SlidingWindow,
+)
+from headway.errors import ConfigError
+from headway.replay.config.config import ReplayConfig
+from headway.replay.config.groups import checkpoint_blocks, reach_of
+
+__all__ = ["Scale", "scale"]
+
+_ROUNDING = 0.02
+_PARTS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a trace is run.
+
+    Attributes:
+        cache: Configuration of the cache, in symbols.
+        parts: Symbols that a trace block is told apart into.
+        symbol: Tokens in a symbol.
+        block_bytes: Bytes of a pool block on one rank.
+    """
+
+    cache: CacheConfig
+    parts: int
+    symbol: int
+    block_bytes: int
+
+
+def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: int = 0) -> Scale:
+    """The cache's configuration for a trace of blocks of `width` tokens.
+
+    Args:
+        config: The configuration in tokens.
+        width: Tokens in a trace block.
+        endless_symbols: Trace symbols in all prompts, for the size of an endless memory.
+        requests: Requests in the trace, for the same.
+
+    Raises:
+        ConfigError: Alignment that does not fit the trace's blocks, memory for less than one block.
+    """
+    parts = next((p for p in _PARTS if width % p == 0 and _fits(config, width, p)), 0)
+    parts = parts or max(p for p in _PARTS if width % p == 0)
+    symbol = width // parts
+    groups, layout, block_tokens = _in_symbols(config, symbol)
+    probe = CacheConfig(groups, 1, block_tokens=block_tokens, layout=layout).geometry()
+    if config.memory is None:
+        spans = max(1, min((t.span for t in probe.prefix_tables), default=1))
+        endless = 2 * (endless_symbols * parts // spans + 4 * requests)
+        blocks = endless + (4 * requests + 64) * checkpoint_blocks(probe) + 1024
+    else:
+        blocks = config.memory // probe.block_bytes
+    if blocks < 1:
+        raise ConfigError(
+            f"memory of {config.memory} bytes is less than one block of {probe.block_bytes} bytes: give more"
+        )
+    cache = CacheConfig(
+        groups=groups,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        layout=layout,
+        checkpoint_alignment=_aligned(config.alignment, symbol),
+        placement=[_placed(kind, symbol) for kind in config.placement],
+        eviction=config.eviction,
+        cost=ComputeCost(config.cost.linear * symbol, config.cost.quadratic * symbol * symbol),
+        exports_inside=True,
+        history_tokens=None if config.history_tokens is None else config.history_tokens // symbol,
+    )
+    return Scale(cache, parts, symbol, probe.block_bytes)
+
+
+def _fits(config: ReplayConfig, width: int, parts: int) -> bool:
+    """Whether symbols of width / parts tokens describe memory well: states and blocks are hardly rounded up."""
+    groups, layout, block_tokens = _in_symbols(config, width // parts)
+    geometry = CacheConfig(groups, 1, block_tokens=block_tokens, layout=layout).geometry()
+    state = geometry.state_table
+    rounded = state.state_blocks * geometry.block_bytes / state.state_bytes - 1 if state else 0.0
+    return width // parts == 1 or (rounded <= _ROUNDING and block_tokens <= parts)
+
+
+def _in_symbols(config: ReplayConfig, symbol: int) -> tuple[list[LayerSpec], ParallelLayout, int]:
+    """Groups, layout and symbols in a block of the first table."""
+    if symbol == 1:
+        return list(config.groups), config.layout, 16
+    groups = [_scaled(group, symbol, config.layout.shards) for group in config.groups]
+    weights: dict[object, int] = {}
+    for group in groups:
+        if not isinstance(group, Recurrent):
+            key = (type(group), group.sharded, reach_of(group))
+            weights[key] = weights.get(key, 0) + group.bytes_per_token
+    each = list(weights.values()) or [1]
+    return groups, ParallelLayout(), -(-max(each) // each[0])
+
+
+def _scaled(group: LayerSpec, symbol: int, shards: int) -> LayerSpec:
+    if isinstance(group, Recurrent):
+        return group
+    lookahead = group.lookahead // symbol
+    if isinstance(group, FullAttention):
+        split = shards if group.sharded else 1
+        return FullAttention(group.name, -(-symbol * group.bytes_per_token // split), lookahead, group.sharded)
+    if isinstance(group, SlidingWindow):
+        needed = max(1, -(-(group.window - 1) // symbol))
+        per_symbol = max(1, -(-(group.window - 1) * group.bytes_per_token // needed))
+        return SlidingWindow(group.name, per_symbol, needed + 1, lookahead)
+    chunk = max(1, -(-group.chunk // symbol))
+    return ChunkedLocal(group.name, symbol * group.bytes_per_token, chunk, lookahead)
+
+
+def _aligned(alignment: int, symbol: int) -> int:
+    if alignment % symbol and symbol % alignment:
+        raise ConfigError(
+            f"alignment of {alignment} tokens does not fit symbols of {symbol} tokens: choose a multiple of {symbol} "
+            f"or a divisor of it"
+        )
+    return max(1, alignment // symbol)
+
+
+def _placed(kind: str, symbol: int) -> str:
+    head, _, number = kind.partition(":")
+    if head != "interval" or not number.isdigit():
+        return kind
+    return f"interval:{max(1, round(int(number) / symbol))}"

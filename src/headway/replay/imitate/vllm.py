@@ -1,0 +1,293 @@
+"""vLLM as it serves hybrid models today: blocks found by hash, and all groups in one pool of pages of one size.
+
+The rules, as its public source of 2026 has them in align mode (`vllm/v1/core/sched/scheduler.py`: how prompts are cut;
+`single_type_kv_cache_manager.py`: which blocks are held and named; `kv_cache_coordinator.py`: hits and junctions;
+`block_pool.py`: the free list; sparse retention of states: vllm#45845):
+
+- A page holds `block_tokens` tokens of all attention layers, or the state of one of `state_groups` groups of recurrent
+  layers (see `Grouping`). So a state takes `state_groups` pages, however little of a page it fills.
+- A hit is the deepest block boundary, before the prompt's last token, to which every attention block and every group's
+  state is found. What attention alone would reach is remembered as the *junction*.
+- Up to `running` requests run. A step has `step_tokens` tokens: one for each that decodes, the rest for prompts in
+  order of arrival. A request is admitted if its whole prompt finds pages.
+- A part of a prompt ends at a block boundary, unless it ends the prompt; at the last boundary of the prompt; and at the
+  junction. Where it ends at a boundary the state is there, in pages of its own, and may be kept.
+- "latest": it is kept at the last boundary before the prompt's last token and at the junction. "dense": everywhere.
+- Blocks can be found as soon as their step is *planned*. A state cannot be used in the step that computes it: the
+  request that would, waits, and all behind it.
+- A state that is no longer the running one is freed at once; everything else when its request ends, last block first.
+  Free pages are taken from the one that was freed first. A page without a hash is taken before all others.
+- Who finds no page in a running request preempts the youngest, which starts over.
+
+With context parallelism an attention page covers shards x `block_tokens` tokens. States stay at multiples of
+`block_tokens`, so a hit may end inside an attention page: its entries up to there are copied to a page of its own. Such
+a place is found if it is the last boundary of an earlier prompt, or lies inside a page that is found whole.
+
+Dense retention meets the figures in docs/replay.md if pages without a hash are *not* taken first; with it, it reuses
+up to two points more than they say. We take that for the order of the engine that was measured.
+
+Not modelled: the time that anything takes (a step is a step), speculative decoding, sliding windows, connectors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache import FullAttention, LayerSpec, Recurrent
+from headway.errors import ConfigError
+from headway.formats import Trace
+from headway.replay.config import ReplayConfig, VllmPreset
+from headway.replay.config.groups import size_of
+from headway.replay.imitate.paged import PagedCache, PagedRequest, PageSizes
+from headway.replay.run.ledger import Ledger, Progress
+from headway.replay.trace.prefixes import PrefixKeys, Reading
+
+__all__ = ["Grouping", "grouped", "run_vllm", "vllm_pages"]
+
+_GRAIN = 16
+_HALF_AS_MANY_AGAIN = Fraction(3, 2)
+_SAY = "give state_groups, as in vllm,state_groups=3: layers with states over layers with attention, rounded up"
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How the layers share pages: how many of them a state takes.
+
+    Layers of one kind and one size are divided into groups of equally many layers, so that one page holds
+    `block_tokens` tokens, or a state, of every layer of a group. That many is the number of layers of the rarest kind;
+    or of the most frequent one, where that has less than half as many again (the rarest are then padded). So Kimi-K3's
+    24 layers of attention and 69 with states make groups of 24: one of attention and three of states.
+    (`vllm/v1/core/kv_cache_utils.py`; the page *Hybrid KV Cache Manager* of vLLM's documentation describes it.)
+
+    Not modelled: attention that itself falls into several groups, as it has more layers than what it is grouped by.
+
+    Attributes:
+        state_groups: Groups of layers with states: pages of a state. 0: there are none.
+        padding: Layers that a page has room for over layers of attention; 1 where attention fills it.
+        state_tokens: Tokens that a block needs at least, so that a page holds the states of a group.
+    """
+
+    state_groups: int
+    padding: Fraction
+    state_tokens: Fraction
+
+
+def grouped(groups: Sequence[LayerSpec], layers: Mapping[str, int], state_groups: int = 0) -> Grouping:
+    """Group the layers of a model with full attention, and perhaps states.
+
+    Args:
+        groups: Cache groups, on one rank.
+        layers: Layers in each of them, by name.
+        state_groups: Take that many groups of states, whatever the layers are; 0: as the layers say.
+
+    Raises:
+        ConfigError: The numbers of layers are not known, or attention would fall into several groups.
+    """
+    state = sum(group.state_bytes for group in groups if isinstance(group, Recurrent))
+    token = sum(size_of(group) for group in groups if not isinstance(group, Recurrent))
+    if not state:
+        return Grouping(0, Fraction(1), Fraction(0))
+    if state_groups:
+        return Grouping(state_groups, Fraction(1), Fraction(state, token * state_groups))
+    if unknown := [group.name for group in groups if not layers.get(group.name)]:
+        raise ConfigError(f"preset vllm: how many layers {', '.join(unknown)} has is not known: {_SAY}")
+    attention: Counter[Fraction] = Counter()
+    states: Counter[Fraction] = Counter()
+    for group in groups:
+        kind = states if isinstance(group, Recurrent) else attention
+        kind[Fraction(size_of(group), layers[group.name])] += layers[group.name]
+    counts = [*attention.values(), *states.values()]
+    each = min(counts) if max(counts) >= min(counts) * _HALF_AS_MANY_AGAIN else max(counts)
+    if len(attention) > 1 or attention.total() > each:
+        raise ConfigError(
+            f"preset vllm: {attention.total()} layers of attention would fall into several groups of {each} layers, "
+            f"which is not modelled; to replay it as if they were one, {_SAY}"
+        )
+    padding = Fraction(each, attention.total())
+    return Grouping(sum(-(-n // each) for n in states.values()), padding, max(states) / min(attention))
+
+
+def vllm_pages(config: ReplayConfig, settings: VllmPreset) -> PageSizes:
+    """Sizes and number of pages.
+
+    Raises:
+        ConfigError: A model with windows or lookahead, a page too small for a state, or memory for less than a request.
+    """
+    token, shards = 0, config.layout.shards
+    for group in config.groups:
+        if isinstance(group, FullAttention) and not group.lookahead and (group.sharded or shards == 1):
+            token += group.bytes_per_token
+        elif not isinstance(group, Recurrent):
+            raise ConfigError(
+                f"preset vllm: group {group.name!r} is not modelled (windows, chunks, lookahead, entries that every "
+                f"rank of a context-parallel group keeps)"
+            )
+    if not token:
+        raise ConfigError("preset vllm is for models with full attention; this model has none")
+    grouping = grouped(config.groups, config.layers, settings.state_groups)
+    groups, least = grouping.state_groups, max(1, ceil(grouping.state_tokens / _GRAIN)) * _GRAIN
+    block = settings.block_tokens or least
+    if block < least:
+        raise ConfigError(
+            f"preset vllm: a page of {block} tokens has fewer bytes than the states of one of {groups} groups: "
+            f"block_tokens must be at least {least}"
+        )
+    page, count = int(block * token * grouping.padding), 0
+    if config.memory is not None:
+        count = config.memory // page - 1  # one page is the null block
+        if count < 2 + 3 * groups:
+            raise ConfigError(
+                f"preset vllm: {config.memory} bytes are fewer than {3 + 3 * groups} pages of {page} bytes: give more "
+                f"memory"
+            )
+    return PageSizes(block, shards, page, groups, count)
+
+
+def run_vllm(
+    trace: Trace,
+    pages: PageSizes,
+    settings: VllmPreset,
+    reading: Reading,
+    matches: NDArray[np.int64],
+    progress: Progress | None,
+) -> Ledger:
+    """Run a trace with `running` requests in flight."""
+    return _Vllm(trace, pages, settings, reading, Ledger(trace, matches, progress)).all()
+
+
+class _Vllm:
+    """The scheduler. Requests that wait are numbers; those that run are `PagedRequest` objects, in order of arrival."""
+
+    def __init__(self, trace: Trace, pages: PageSizes, settings: VllmPreset, reading: Reading, ledger: Ledger) -> None:
+        self._prompts: list[int] = trace.prompt_tokens.tolist()
+        self._answers: list[int] = np.maximum(trace.answer_tokens, 1).tolist()
+        self._settings, self._ledger = settings, ledger
+        self._block = pages.block_tokens
+        self._keys = PrefixKeys(trace, reading)
+        self._cache = PagedCache(pages, dense=settings.retention == "dense", ledger=ledger)
+        self._waiting: deque[int] = deque(range(len(trace)))
+        self._running: list[PagedRequest] = []
+        self._told: dict[int, int] = {}
+        """Tokens answered by requests that were preempted."""
+        self._seen: set[int] = set()
+        self._times: list[float] = trace.times.tolist()
+        self._looked = 0
+
+    def all(self) -> Ledger:
+        """Run every request."""
+        while self._waiting or self._running:
+            self._step()
+        self._sample()
+        return self._ledger
+
+    def _step(self) -> None:
+        self._cache.new_step()
+        picks, preempted = self._pick_running()
+        if not preempted:
+            self._admit(picks, self._settings.step_tokens - sum(picks.values()))
+        times = self._repeats(picks)
+        for sequence, count in picks.items():
+            self._cache.computed(sequence, count * times)
+            if sequence.done >= sequence.known:
+                sequence.known += times
+                if sequence.known >= sequence.total:
+                    self._running.remove(sequence)
+                    self._cache.free(sequence)
+
+    def _pick_running(self) -> tuple[dict[PagedRequest, int], bool]:
+        """Tokens for each running request, and whether somebody was preempted."""
+        picks: dict[PagedRequest, int] = {}
+        budget, index, preempted = self._settings.step_tokens, 0, False
+        while index < len(self._running) and budget > 0:
+            sequence = self._running[index]
+            count = self._cut(sequence, min(sequence.known - sequence.done, budget))
+            index += 1
+            if not count:
+                continue
+            self._cache.drop_old_state(sequence)
+            while not self._cache.extend(sequence, sequence.done + count):
+                victim = self._running.pop()
+                budget += picks.pop(victim, 0)
+                self._preempt(victim)
+                preempted = True
+                if victim is sequence:
+                    return picks, True
+            picks[sequence] = count
+            budget -= count
+        return picks, preempted
+
+    def _preempt(self, victim: PagedRequest) -> None:
+        self._cache.free(victim)
+        self._told[victim.request] = victim.known - self._prompts[victim.request]
+        self._waiting.appendleft(victim.request)
+
+    def _admit(self, picks: dict[PagedRequest, int], budget: int) -> None:
+        while self._waiting and len(self._running) < self._settings.running and budget > 0:
+            request = self._waiting[0]
+            sequence = self._sequence(request)
+            if not self._cache.could_hold(sequence):
+                self._waiting.popleft()
+                if request not in self._seen:
+                    self._look(sequence, None)
+                continue
+            self._cache.look_up(sequence)
+            history = self._cache.history(sequence, self._ledger.match(request))
+            count = self._cut(sequence, min(sequence.known - sequence.done, budget))
+            if not count or not self._cache.enter(sequence, sequence.done + count):
+                return
+            self._waiting.popleft()
+            self._running.append(sequence)
+            if request not in self._seen:
+                self._look(sequence, history)
+            picks[sequence] = count
+            budget -= count
+
+    def _sequence(self, request: int) -> PagedRequest:
+        prompt, answer = self._prompts[request], self._answers[request]
+        keys = self._keys.multiples(request, self._block, prompt + answer)
+        return PagedRequest(request, prompt, prompt + self._told.get(request, 0), prompt + answer, keys)
+
+    def _look(self, sequence: PagedRequest, history: tuple[int, int] | None) -> None:
+        """A request is admitted for the first time, or refused (None): write down what became of its prompt."""
+        request = sequence.request
+        self._seen.add(request)
+        if self._ledger.sample_is_due(self._looked):
+            self._sample()
+        self._looked += 1
+        if history is None:
+            self._ledger.refuse(request)
+        else:
+            self._ledger.note(request, sequence.hit, *history)
+
+    def _sample(self) -> None:
+        time = self._times[min(self._looked, len(self._times) - 1)]
+        self._ledger.sample(self._looked, time, *self._cache.bytes())
+
+    def _cut(self, sequence: PagedRequest, count: int) -> int:
+        """Where a part of a prompt ends: see the rules above."""
+        start, block = sequence.done, self._block
+        prefill = max(sequence.prompt, sequence.known - 1)
+        if start >= prefill:
+            return count
+        end = start + count
+        if end < prefill and (end // block * block > start or block <= self._settings.step_tokens):
+            end = end // block * block
+        stops = [sequence.known // block * block, sequence.junction]
+        if start % block:
+            stops.append((start // block + 1) * block)
+        return max(0, min((stop for stop in stops if start < stop < end), default=end) - start)
+
+    def _repeats(self, picks: dict[PagedRequest, int]) -> int:
+        """How many steps like this one follow each other: while all decode, nothing ends and no block is full."""
+        if len(picks) != len(self._running) or any(s.done < s.known - 1 for s in picks):
+            return 1
+        if self._waiting and len(self._running) < self._settings.running:
+            return 1
+        return max(1, min((min(s.total - s.known, -(s.done + 1) % self._block) for s in picks), default=1))

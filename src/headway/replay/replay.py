@@ -1,0 +1,167 @@
+"""One way in: a trace through the cache, with or without a clock, or through an imitated engine, and what was found."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.formats import Trace
+from headway.replay.config import MarconiPreset, ReplayConfig, SglangPreset, VllmPreset
+from headway.replay.config.presets import described, preset_of
+from headway.replay.config.scale import scale
+from headway.replay.imitate.marconi import ALPHAS, marconi_config
+from headway.replay.imitate.sglang import run_sglang, sglang_pools
+from headway.replay.imitate.vllm import run_vllm, vllm_pages
+from headway.replay.run.clairvoyant import clairvoyant_hits
+from headway.replay.run.figures import figures, kinds, lost_by_prefix, over_time
+from headway.replay.run.ledger import Ledger, Progress
+from headway.replay.run.order import OrderedRun
+from headway.replay.run.timed import TimedRun
+from headway.replay.trace.prefixes import Reading, endless_matches, read_outputs
+from headway.tell.run import ReplayResult
+
+__all__ = ["check_preset", "replay_trace"]
+
+Longs = NDArray[np.int64]
+
+_COLLECT_AFTER = 100_000
+"""New containers after which Python looks for garbage in cycles."""
+
+
+def replay_trace(
+    trace: Trace,
+    config: ReplayConfig,
+    *,
+    matches: Longs | None = None,
+    clairvoyant: bool = False,
+    progress: Progress | None = None,
+) -> ReplayResult:
+    """Replay `trace` under `config`.
+
+    Args:
+        trace: The trace.
+        config: Model, memory and policies.
+        matches: What `endless_matches` gave for this trace and reading, to compare many configurations.
+        clairvoyant: Compute as well what knowing the future would reach.
+        progress: Called now and then.
+
+    Raises:
+        ConfigError: A configuration that cannot work.
+    """
+    reading = read_outputs(trace, config.outputs)
+    if matches is None:
+        matches = endless_matches(trace, reading)
+    with _rare_collections():
+        result = _replayed(trace, config, reading, matches, progress)
+    if not clairvoyant:
+        return result
+    hits, half = clairvoyant_hits(trace, config, matches, reading), len(trace) // 2
+    return replace(
+        result,
+        clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
+        second_half_clairvoyant=figures(trace, config.cost, hits, matches, None, half),
+    )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for garbage less often: a run leaves next to none in cycles, and every search walks over the whole tree."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _replayed(
+    trace: Trace, config: ReplayConfig, reading: Reading, matches: Longs, progress: Progress | None
+) -> ReplayResult:
+    """Run the cache, or a preset."""
+    settings = preset_of(config.preset)
+    if isinstance(settings, MarconiPreset):
+        alpha = settings.alpha if settings.alpha >= 0 else _tuned(trace, config, settings)
+        result = _replayed(trace, marconi_config(config, settings, alpha), reading, matches, progress)
+        return replace(result, preset=described(replace(settings, alpha=alpha)))
+    began, latency, preset = time.process_time(), None, ""
+    limited = config.memory is not None
+    if isinstance(settings, SglangPreset):
+        ledger = run_sglang(trace, config, settings, reading, matches, progress)
+        size, preset = (settings.grain_tokens, 1, config.memory or 0), described(settings)
+    elif isinstance(settings, VllmPreset):
+        pages = vllm_pages(config, settings)
+        ledger = run_vllm(trace, pages, settings, reading, matches, progress)
+        found = replace(settings, block_tokens=pages.block_tokens, state_groups=pages.state_groups)
+        size, preset = (pages.block_tokens, pages.page_bytes, pages.count), described(found)
+    elif config.timing is not None:
+        timed = TimedRun(trace, config, config.timing, reading, matches, progress)
+        latency, ledger = timed.all(), timed.ledger
+        size = 1, timed.scale.block_bytes, timed.scale.cache.blocks if limited else 0
+    else:
+        sized = scale(config, trace.width, len(trace.symbols), len(trace))
+        ledger = OrderedRun(trace, sized, reading, matches, progress).all()
+        size = sized.symbol, sized.block_bytes, sized.cache.blocks if limited else 0
+    seconds = time.process_time() - began
+    result = _result(trace, config, size, reading, matches, ledger, seconds)
+    return replace(result, latency=latency, preset=preset)
+
+
+def check_preset(config: ReplayConfig) -> None:
+    """Notice before anything is run that the preset of a configuration cannot work with its model or memory.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    settings = preset_of(config.preset)
+    if isinstance(settings, VllmPreset):
+        vllm_pages(config, settings)
+    elif isinstance(settings, SglangPreset):
+        sglang_pools(config, settings)
+
+
+def _tuned(trace: Trace, config: ReplayConfig, settings: MarconiPreset) -> float:
+    """The alpha that reuses most on the first part of the trace; the smallest of equals."""
+    head = trace.head(max(1, int(len(trace) * settings.bootstrap)))
+    config, reading = replace(config, timing=None), read_outputs(head, config.outputs)
+    matches = endless_matches(head, reading)
+    hits = {
+        alpha: _replayed(head, marconi_config(config, settings, alpha), reading, matches, None).whole.hit_tokens
+        for alpha in ALPHAS
+    }
+    return max(ALPHAS, key=lambda alpha: (hits[alpha], -alpha))
+
+
+def _result(
+    trace: Trace,
+    config: ReplayConfig,
+    size: tuple[int, int, int],
+    reading: Reading,
+    matches: Longs,
+    found: Ledger,
+    seconds: float,
+) -> ReplayResult:
+    half = len(trace) // 2
+    symbol, block_bytes, blocks = size
+    return ReplayResult(
+        trace=trace.name,
+        outputs=reading.outputs,
+        symbol=symbol,
+        block_bytes=block_bytes,
+        blocks=blocks,
+        whole=figures(trace, config.cost, found.hits, matches, found.lost, 0),
+        second_half=figures(trace, config.cost, found.hits, matches, found.lost, half),
+        kinds=kinds(found.counters),
+        second_half_kinds=kinds(found.counters, found.half),
+        memory=found.memory,
+        refused=found.refused,
+        starved=found.starved,
+        seconds=seconds,
+        over_time=over_time(trace, found.hits, matches),
+        prefixes=lost_by_prefix(trace, reading, found.hits, matches),
+    )

@@ -1,0 +1,42 @@
+"""The lines of the hit waterfall: every prompt token of a run is reused or on exactly one of them."""
+
+from __future__ import annotations
+
+from headway.cache import Reason
+
+__all__ = ["FORGOTTEN", "LINES", "MEANING", "REFUSED", "REMEDIES", "UNSAVABLE"]
+
+FORGOTTEN = "forgotten"
+"""Known to an endless memory, and so long gone here that not even its tokens were remembered."""
+REFUSED = "refused"
+"""Tokens of prompts that the memory could never hold."""
+LINES = (*(reason.value for reason in Reason), FORGOTTEN, REFUSED)
+"""The lines, by name."""
+MEANING = {
+    Reason.NOTHING_MATCHED.value: "no earlier prompt begins like this one",
+    Reason.PARTED.value: "earlier prompts go on differently from here",
+    Reason.LAST_TOKEN.value: "the last token is always computed",
+    Reason.OTHER_NAMESPACE.value: "known under another model, adapter or salt",
+    Reason.EVICTED.value: "was kept, and had to make room",
+    FORGOTTEN: "so long gone that nothing of it is remembered",
+    Reason.STATE_NEVER_TAKEN.value: "computed before, but no checkpoint was taken there",
+    Reason.LOOKAHEAD.value: "a draft's entries depend on later tokens",
+    Reason.NO_ROOM.value: "the memory cannot hold the prompt and what resuming here would copy",
+    Reason.STILL_COMPUTING.value: "a running request is computing it",
+    Reason.TIER_MISSED.value: "no lower tier had it",
+    Reason.TIER_FAILED.value: "a lower tier failed to load it",
+    REFUSED: "the prompt is larger than the memory",
+}
+"""What each line of the waterfall means."""
+UNSAVABLE = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKEN.value, Reason.OTHER_NAMESPACE.value)
+"""Lines that no memory could save."""
+REMEDIES = {
+    Reason.EVICTED.value: "give more memory, split the attention over more ranks (--dcp), or make states smaller",
+    FORGOTTEN: "give more memory: these prefixes come back long after they had to go",
+    Reason.STATE_NEVER_TAKEN.value: "add interval:N to --placement, or mark breakpoints in requests",
+    Reason.LOOKAHEAD.value: "use a draft whose entries do not look ahead (DFlash, DSpark)",
+    Reason.NO_ROOM.value: "give a little more memory than the longest prompt needs",
+    Reason.STILL_COMPUTING.value: "send what shares a prefix a little apart, or all of it to one server",
+    REFUSED: "give at least the memory that the longest prompt needs",
+}
+"""What an operator can do about each line that a memory could save."""

@@ -1,0 +1,235 @@
+"""Facts in words, the same wherever they are told."""
+
+from __future__ import annotations
+
+from headway.sizes import format_bytes
+from headway.tell.comparison import Comparison
+from headway.tell.facts import RunFacts, Trend
+from headway.tell.labels import memory_text
+from headway.tell.latency import Latency
+from headway.tell.reasons import REFUSED, REMEDIES
+from headway.tell.run import RunRecord
+
+__all__ = [
+    "format_seconds",
+    "on_checkpoints",
+    "on_growth",
+    "on_making",
+    "on_memory",
+    "on_memory_sizes",
+    "on_prefixes",
+    "on_rates",
+    "on_reasons",
+    "on_refused",
+    "on_time",
+    "on_waits",
+    "on_waterfall",
+    "waits",
+]
+
+_SMALL = 0.0005
+"""Share of all tokens below which a loss is none to mend: it would be shown as 0.0 percent."""
+_FLAT = 0.02
+_ANSWERS = {
+    "never": "No prompt contains an earlier answer (--outputs continuation reads the trace the other way).",
+    "continuation": "A prompt that goes on from the end of an earlier one is taken to contain its answer.",
+    "recorded": "Answers are as the trace has them.",
+}
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time for people: `1.5 s`, `12 ms`."""
+    if seconds < 1.0:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:,.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+
+
+def on_rates(found: Comparison) -> str:
+    """How much is reused, of what there is."""
+    best = found.facts[found.best]
+    who = f"The best of {len(found.runs)} runs ({found.labels[found.best]})"
+    if found.alone:
+        who = "This cache" if best.cache == "this cache" else f"The preset {best.cache}"
+    text = (
+        f"{who} reuses {best.reused:.1%} of the prompt tokens, which saves {best.compute_saved:.1%} of the prefill "
+        f"compute. An endless memory would reuse {best.endless:.1%}, so {best.taken:.0%} of what this traffic has to "
+        f"give is taken."
+    )
+    if best.future is not None:
+        text += f" A cache of the same size that knows the future reaches {best.future:.1%}."
+    if not found.alone:
+        text += f" The worst run reuses {found.facts[found.worst].reused:.1%}."
+    return text
+
+
+def on_waterfall(facts: RunFacts) -> str:
+    """Where the tokens of a run went, and what to do about the largest loss."""
+    text, loss = f"Of 100 prompt tokens, {100 * facts.new:.1f} were new: no cache can save them.", facts.loss
+    text += f" {on_refused(facts)}" if facts.refused_requests else ""
+    if loss is None:
+        return f"{text} All others were reused." if facts.reused else text
+    if loss.share < _SMALL:
+        return f"{text} Hardly any other token was lost."
+    text += f" The largest loss is {loss.name}, {100 * loss.share:.1f} of 100: {loss.meaning}."
+    return f"{text} To mend it: {loss.remedy}." if loss.remedy else text
+
+
+def on_refused(facts: RunFacts) -> str:
+    """What became of requests that the memory could never hold."""
+    refused, share = facts.refused_requests, 100 * facts.refused
+    who = "request was" if refused == 1 else "requests were"
+    return (
+        f"{refused:,} of {facts.requests:,} {who} refused, with {share:.1f} of 100 tokens: larger than the memory. "
+        f"{REMEDIES[REFUSED].capitalize()}."
+    )
+
+
+def waits(latency: Latency) -> str:
+    """What requests waited for, in a line."""
+    first = latency.first_token
+    return (
+        f"first token within {format_seconds(first.p50)} for half and {format_seconds(first.p95)} for 95% of the "
+        f"requests; {latency.answer_tokens:,.0f} tokens answered a second"
+    )
+
+
+def on_waits(latency: Latency | None, wait: Trend | None) -> str:
+    """How long requests wait by the estimates, and whether the traffic is more than the ranks can compute."""
+    if latency is None:
+        return "This run has no times: each request ended before the next began."
+    first, queue = latency.first_token, latency.queue
+    text = (
+        f"By estimate, half of the requests have their first token within {format_seconds(first.p50)} and 95% within "
+        f"{format_seconds(first.p95)}. In the queue, 95% wait for at most {format_seconds(queue.p95)}."
+    )
+    return text if wait is None else f"{text} {on_growth(wait)}"
+
+
+def on_growth(wait: Trend) -> str:
+    """That requests come faster than they are computed."""
+    return (
+        f"Waits grow, from {format_seconds(wait.early)} in the first quarter of the requests to "
+        f"{format_seconds(wait.late)} in the last: requests come faster than they are computed. Then times follow from "
+        f"the length of the trace: more ranks, or less traffic (--speed), say more."
+    )
+
+
+def on_reasons(found: Comparison) -> str:
+    """What moves between the lines from run to run."""
+    if found.moved is None:
+        return "All runs lose the same."
+    line = found.moved.line
+    return (
+        f"From the worst run ({found.labels[found.worst]}) to the best ({found.labels[found.best]}), {line.name} falls "
+        f"by {100 * found.moved.share:.1f} points: {line.meaning}."
+    )
+
+
+def on_memory_sizes(found: Comparison) -> str:
+    """What more memory buys, among runs that differ in nothing else: those of the run in focus, or else the first."""
+    lines = list(found.sizes.values())
+    if not lines:
+        return "Only one size of memory was tried."
+    numbers = next((line for line in lines if found.focus in line), lines[0])
+    least, most = found.facts[numbers[0]], found.facts[numbers[-1]]
+    text = (
+        f"From {memory_text(found.runs[numbers[0]])} to {memory_text(found.runs[numbers[-1]])} a rank, the hit rate "
+        f"goes from {least.reused:.1%} to {most.reused:.1%}."
+    )
+    if most.reused - least.reused < _FLAT:
+        return f"{text} More memory hardly helps: what is lost is lost for other reasons."
+    left = 100 * (most.endless - most.reused)
+    return f"{text} {left:.1f} points are left up to an endless memory that keeps every position."
+
+
+def on_time(facts: RunFacts) -> str:
+    """Whether the hit rate still rises at the end."""
+    trend = facts.hit_rate
+    if trend is None:
+        return "The trace is short: the hit rate has no trend yet."
+    shares = f"{trend.early:.1%} of the tokens in the first fifth of the requests and {trend.late:.1%} in the last"
+    if trend.direction == "rises":
+        return f"The hit rate rises: {shares}. The memory was empty at first; trust the later figures more."
+    if trend.direction == "falls":
+        return f"The hit rate falls: {shares}. The traffic outgrows the memory, or changes."
+    return f"The hit rate is steady: {shares}."
+
+
+def on_prefixes(facts: RunFacts) -> str:
+    """Whether few prefixes lose much."""
+    found = facts.prefixes
+    if not found.worst:
+        return "No shared prefix lost anything."
+    worst = found.worst[0]
+    text = (
+        f"{found.lost_tokens:,} tokens of shared prefixes were computed again, in {found.stretches:,} stretches; the "
+        f"{len(found.worst)} worst are {found.share:.0%} of it. The worst is [{worst.start:,}, {worst.stop:,}), which "
+        f"{worst.requests:,} requests pass: {worst.lost_tokens:,} tokens."
+    )
+    if found.few:
+        return f"{text} A few prefixes lose most: pin them, or mark their ends as breakpoints."
+    return f"{text} The loss is spread: no single prompt is worth special care."
+
+
+def on_memory(facts: RunFacts) -> str:
+    """What a checkpoint weighs, and what the memory is full of."""
+    found, text = facts.memory, ""
+    if found.checkpoint_bytes and found.checkpoint_tokens:
+        text = (
+            f"One checkpoint takes {format_bytes(found.checkpoint_bytes, 1000)} of a rank, as much as the attention of "
+            f"{found.checkpoint_tokens:,.0f} tokens. "
+        )
+    if not found.used:
+        return text + "Nothing was kept."
+    return (
+        f"{text}At the end {found.checkpoint_share:.0%} of the memory in use is checkpoints ({found.checkpoints:,} of "
+        f"them) and {1 - found.checkpoint_share:.0%} is attention."
+    )
+
+
+def on_checkpoints(facts: RunFacts) -> str:
+    """Which kinds pay."""
+    found = facts.checkpoints
+    if not found.taken:
+        return "This model needs no checkpoints: it can resume anywhere."
+    text = (
+        f"{found.taken:,} checkpoints were taken; {found.unused_share:.0%} of them were evicted before anybody used "
+        f"them."
+    )
+    if found.best is None or found.worst is None:
+        return text
+    return (
+        f"{text} {found.best.name} pays best ({found.best.share:.0%} reused), {found.worst.name} least "
+        f"({found.worst.share:.0%})."
+    )
+
+
+def on_making(run: RunRecord) -> list[str]:
+    """How a run was made: what its figures rest on."""
+    result, layout = run.result, ", ".join(f"{name} {size}" for name, size in run.layout.items())
+    sizes = ", ".join(f"{group.name} {format_bytes(group.bytes, 1000)}" for group in run.groups)
+    compute = f"Compute counts attention's quadratic part; its source: {run.cost['source']}."
+    if run.cost["source"] == "assumed":
+        compute = "This model's compute is not known: attention is taken to cost as much as the rest at 100k tokens."
+    return [
+        f"{run.model.name}, {layout}; bytes of one token or state on one rank, before context parallelism: {sizes} "
+        f"(source: {run.model.source}).",
+        *run.model.notes,
+        _ANSWERS.get(result.outputs, f"Answers were read as: {result.outputs}."),
+        f"Hits are whole blocks of {run.trace['block_tokens']} tokens ({run.trace['format']}).",
+        *_on_clock(run),
+        compute,
+    ]
+
+
+def _on_clock(run: RunRecord) -> list[str]:
+    if run.result.preset:
+        return [f"Imitates {run.result.preset}; what is modelled and what is not: docs/replay.md."]
+    clock, latency = run.policy.get("timing"), run.result.latency
+    if latency is None:
+        return ["Requests end before the next begins."]
+    told = [f"Times are estimates: {latency.estimate}. Communication and the host's work take no time."]
+    if clock:
+        speed, most = clock["speed"].removeprefix("x"), clock["at once"]
+        told.append(f"Arrivals are at {speed} x the recorded rate, at most {most} requests run at once.")
+    return told

@@ -1,0 +1,106 @@
+"""Runs on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from headway.sizes import format_bytes
+from headway.tell import tables
+from headway.tell.comparison import Comparison
+from headway.tell.facts import RunFacts, facts_of, hit_rates
+from headway.tell.run import RunRecord
+from headway.tell.sentences import on_making, on_waterfall
+
+__all__ = ["show", "show_runs"]
+
+_BAR = 18
+_MOMENTS = 24
+_WORST = 5
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_STYLES = {"refused": "dim", "new": "dim", "lost": "red", "reused": "green"}
+
+
+def show(run: RunRecord, console: Console) -> None:
+    """Print a run: below the waterfall what it says in words, and at the end how it was made."""
+    facts, result = facts_of(run), run.result
+    if facts.refused_requests:
+        told = f"{facts.refused_requests:,} of {facts.requests:,} requests are larger than the memory"
+        console.print(f"[bold red]{told}[/]\n")
+    console.print(_table(tables.rates(result, result.preset.partition(",")[0] or "this cache")))
+    console.print(_waterfall(facts))
+    console.print(on_waterfall(facts), "", sep="\n", markup=False, highlight=False)
+    if result.kinds:
+        console.print(_table(tables.kinds(result)))
+    if facts.prefixes.worst:
+        console.print(_table(tables.prefixes(facts, _WORST)))
+    if result.latency is not None:
+        console.print(_table(tables.latency(result.latency)))
+    if result.memory:
+        console.print(_memory(run, facts))
+    if result.over_time:
+        console.print(_over_time(run))
+    speed = f"{result.requests_per_second:,.0f} requests a second of processor time"
+    for note in (*on_making(run), f"The replay itself went through {speed}; that says nothing about the model."):
+        console.print(f"[dim]- {escape(note)}[/]")
+
+
+def show_runs(found: Comparison, console: Console) -> None:
+    """Print runs side by side."""
+    table = _table(tables.runs(found, brief=True))
+    table.box = None
+    console.print(table)
+
+
+def _table(table: tables.Table) -> RichTable:
+    made = RichTable(
+        title=Text(table.title),
+        caption=table.note or None,
+        box=SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+    )
+    for number, (name, left) in enumerate(zip(table.head, table.left, strict=True)):
+        fixed = number == 0 and table.head[0] != "run"
+        made.add_column(name, justify="left" if left else "right", no_wrap=fixed, overflow="fold")
+    for number, row in enumerate(table.rows):
+        made.add_row(*(Text(cell) for cell in row), style="bold" if number in table.bold else None)
+    return made
+
+
+def _waterfall(facts: RunFacts) -> RichTable:
+    """The waterfall with a bar for each line."""
+    table = tables.waterfall(facts)
+    made = _table(tables.Table(table.title, (*table.head[:3], "", table.head[3]), ()))
+    done = 0.0
+    for line, row in zip(facts.waterfall, table.rows, strict=True):
+        left, width = round(done * _BAR), max(1, round(line.share * _BAR)) if line.tokens else 0
+        bar = Text(" " * min(left, _BAR - width) + "█" * width)
+        made.add_row(*map(Text, row[:3]), bar, Text(row[3]), style=_STYLES[line.kind])
+        done += line.share
+    return made
+
+
+def _over_time(run: RunRecord) -> str:
+    shares = [share for _, share, _ in hit_rates(run.result.over_time, _MOMENTS)]
+    return f"tokens reused over time:  |{_graph(shares)}| {shares[0]:.0%} at first, {shares[-1]:.0%} at the end"
+
+
+def _memory(run: RunRecord, facts: RunFacts) -> str:
+    found, moments = facts.memory, run.result.memory
+    size = found.limit or max(moment.used for moment in moments)
+    graph = _graph([moment.used / max(1, size) for moment in moments[:: -(-len(moments) // _MOMENTS)]])
+    limit = "endless" if found.limit is None else format_bytes(found.limit, 1000)
+    held = f"{format_bytes(moments[-1].checkpoints, 1000)} of it in {found.checkpoints:,} checkpoints"
+    used = format_bytes(found.used, 1000)
+    return f"memory of one rank, in use over time: |{graph}| {used} of {limit} at the end, {held}"
+
+
+def _graph(shares: Sequence[float]) -> str:
+    return "".join(_LEVELS[round(share * (len(_LEVELS) - 1))] for share in shares)
