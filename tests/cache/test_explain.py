@@ -220,6 +220,23 @@ def test_being_computed_belongs_to_positions() -> None:
     ]
 
 
+@pytest.mark.parametrize("groups", [(ATTENTION,), (ATTENTION, STATE), (ATTENTION, DRAFT)])
+def test_an_answer_is_known_as_far_as_it_is_computed(groups: tuple[object, ...]) -> None:
+    """The last token of an answer is told before it is computed; entries under lookahead need even later ones."""
+    engine = Engine.of(*groups, answer_stretch=4, placement=("interval:2",))
+    lease = engine.start(tokens((1, 8)))
+    engine.compute(lease)
+    told = [7]
+    for token in range(5000, 5020):
+        engine.step(lease, sampled=token)
+        told.append(token)
+        text = np.concatenate([tokens((1, 8)), np.array(told, dtype=np.int32), tokens((9, 1))])
+        known = engine.cache.lookup(Prompt(text)).matched
+        assert known <= lease.computed + engine.cache.geometry.lookahead
+        assert engine.cache.path(Prompt(text)).matched <= lease.computed
+        assert Reason.STILL_COMPUTING not in engine.cache.explain(Prompt(text)).reasons
+
+
 def test_a_hit_that_is_given_up_for_want_of_room_is_told_so() -> None:
     """Five blocks of four: 20 tokens need them all, and resuming at 19, inside a block, a copy of that one."""
     engine = Engine.of(ATTENTION, blocks=5)
