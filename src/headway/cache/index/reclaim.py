@@ -101,9 +101,9 @@ class Reclaimer:
         """What evicting `item` would free and cost, or None if it must stay or nothing would become free."""
         if item.pinned:
             return None
-        edge, now = item.edge, self._usage.ticks
-        keep, blocks = self._fallback(item, 1), item.blocks
-        if edge.marks[-1] == item.position and edge.idle and keep < item.position:
+        edge, now, blocks = item.edge, self._usage.ticks, item.blocks
+        keep = self._fallback(item, 1)
+        if edge.busy == 0 and edge.marks[-1] == item.position > keep and edge.resident_children == 0:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
