@@ -537,7 +537,8 @@ class PrefixCache(Guarded):
         """The whole index as bytes, for `load`: what is known and kept, what was learned, pins, namespaces and media.
 
         What the bytes do not have is the arena: whoever loads them provides memory in which every block of
-        `held_blocks` has the content that it had. Listeners are not part of it, and symbols of media are asked for anew.
+        `held_blocks` has the content that it had. Listeners are not part of it, and symbols of media must be asked for
+        again.
 
         Raises:
             LeaseError: A lease runs: its blocks are being written. End all of them first.

@@ -7,8 +7,8 @@ nothing of what the blocks hold:
     * *users*: which leases and pins need it now. What is held and has no user can be evicted, so the blocks that
       could be had are known at any time without looking for them: all but those with a user.
 
-Both counts of a block lie in one integer, so that what changes both, as most calls do, changes one array. All operations
-work on arrays of distinct ids; each is O(ids given). Single ids, which are frequent, take a shorter way.
+Both counts of a block lie in one integer, so that what changes both, as most calls do, changes one array. All
+operations work on arrays of distinct ids; each is O(ids given). Single ids, which are frequent, take a shorter way.
 """
 
 from __future__ import annotations

@@ -204,14 +204,14 @@ def _group_table(geometry: CacheGeometry, tp: int) -> Table:
             table.add_row(
                 spec.name,
                 "the state after p",
-                f"{spec.state_bytes:,} a state",
+                f"{spec.state_bytes:,} per state",
                 "-",
                 f"1/{where.state_blocks} of a state",
             )
             continue
         span = f"{where.span} tokens" + (f" over {where.shards} ranks" if where.shards > 1 else "")
         table.add_row(
-            spec.name, _need(group), f"{spec.bytes_per_token:,} a token", f"{where.block_tokens} tokens", span
+            spec.name, _need(group), f"{spec.bytes_per_token:,} per token", f"{where.block_tokens} tokens", span
         )
     return table
 
