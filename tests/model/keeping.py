@@ -65,9 +65,11 @@ class Keeping(Arrivals):
 
     def _shared_to(self, path: list[int], *, surely: bool) -> int:
         """How many tokens of a path other known sequences share: at least, or at most."""
-        running = {name for prompt in self._running() for name in prompt}
-        known = running | (self.oracle.surely if surely else self.oracle.computed.keys())
-        known &= known if self.world.ghosts_kept or not surely else running | self.oracle.resident
+        known = {name for prompt in self._running() for name in prompt}
+        if not surely:
+            known |= self.oracle.computed.keys()
+        else:  # of what is not kept, history may have forgotten any part
+            known |= self.oracle.surely if self.world.ghosts_kept else self.oracle.resident
         inside = set(self.names.below(path[-1])) | set(path)
         for tokens in range(len(path) - 2, self.geometry.lookahead, -1):
             if any(name in known and name not in inside for name in self.names.below(path[tokens])):
