@@ -30,6 +30,9 @@ ADMISSION, EVENTS, EXHAUSTION = (f"tests/cache/test_{part}.py" for part in ("adm
 EXPLAIN, GEOMETRY, LIFE, MEMORY = (f"tests/cache/test_{part}.py" for part in ("explain", "geometry", "life", "memory"))
 MISUSE, PLACEMENT, POOL, REUSE = (f"tests/cache/test_{part}.py" for part in ("misuse", "placement", "pool", "reuse"))
 QUEUE, TREE, WISHES = (f"tests/cache/test_{part}.py" for part in ("eviction_queue", "tree", "wishes"))
+FORGET, LOOKING, OWN, TWO = (
+    f"tests/cache/test_{part}.py" for part in ("forget", "looking_in", "own_blocks", "steps_in_flight")
+)
 
 _TREE = (
     Mutation(
@@ -171,15 +174,15 @@ _MEMORY = (
     Mutation(
         "known: what nobody computed stays",
         "index/reclaim.py",
-        "keep = max([edge.resident, edge.computed, *(anchor.position for anchor in edge.anchors)])",
+        "keep = max([edge.computed, *[anchor.position for anchor in edge.anchors]])",
         "keep = edge.end",
         (EXPLAIN, MACHINE),
     ),
     Mutation(
         "known: a path is cut under its lease",
         "index/reclaim.py",
-        "keep = max([edge.resident, edge.computed, *(anchor.position for anchor in edge.anchors)])",
-        "keep = max([edge.resident, edge.computed])",
+        "keep = max([edge.computed, *[anchor.position for anchor in edge.anchors]])",
+        "keep = edge.computed",
         (EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -195,6 +198,13 @@ _MEMORY = (
         "if gone and parent.parent is not None and not parent.children and parent.end > parent.resident:",
         "if False:",
         (TREE,),
+    ),
+    Mutation(
+        "known: what is kept takes more bytes than it may",
+        "index/reclaim.py",
+        "while self._tree.nbytes > self._keep.most_bytes:",
+        "while False:",
+        (LOOKING,),
     ),
     Mutation(
         "known: entries beyond the last checkpoint stay",
@@ -578,6 +588,20 @@ _LEASES = (
         "record.anchor, record.published = None, False",
         "record.anchor = None",
         (LIFE, MACHINE),
+    ),
+    Mutation(
+        "forget: pins stay",
+        "index/reclaim.py",
+        "                self.pins.lift(pin)\n            for",
+        "                pass\n            for",
+        (FORGET, MACHINE),
+    ),
+    Mutation(
+        "steps: a step that was cut short does not undo the next",
+        "lease/commit.py",
+        "self._undo_second(rows[leases.phase[rows] == STEPPING])",
+        "self._undo_second(rows[:0])",
+        (TWO, MACHINE),
     ),
     Mutation(
         "events: a listener that has ended is told",

@@ -117,9 +117,14 @@ def test_bytes_of_a_stranger_run_no_code(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_bookkeeping_stays_within_its_bound() -> None:
-    engine = Engine.of(ATTENTION, STATE, blocks=300, index_bytes=60_000)
+    """The pool could hold ten prompts; the index has room for the tokens, edges and checkpoints of about two."""
+    engine = Engine.of(ATTENTION, STATE, blocks=400, index_bytes=12_000)
+    empty, taken = engine.cache.stats(), []
     for stream in range(1, 60):
         engine.run(tokens((10 * stream, 120)))
         stats = engine.cache.stats()
+        taken.append(stats.bookkeeping_bytes - empty.bookkeeping_bytes)
         assert stats.bookkeeping_bytes <= stats.bookkeeping_limit
+    assert max(taken) < 2 * 12_000
+    assert taken[10:] == taken[10:11] * 49
     assert engine.hit(tokens((10 * 59, 120))) == 119

@@ -120,6 +120,19 @@ def test_uses_of_what_had_gone_count_for_the_kind() -> None:
     assert twice > 2 * once
 
 
+@pytest.mark.parametrize("groups", [(ATTENTION,), (ATTENTION, STATE)], ids=["paths", "states"])
+def test_what_is_kept_and_never_wanted_makes_its_kind_expected_less(groups: tuple[object, ...]) -> None:
+    policy = Oldest()
+    engine = Engine.of(*groups, blocks=30, eviction=policy, placement=("prompt_end",))
+    rates = []
+    for stream in range(1, 30):
+        policy.told.clear()
+        engine.run(tokens((stream, 49)))
+        engine.run(tokens((100 + stream, 9)))
+        rates.append(max(told.rate for told in policy.told.values() if told.uses == 0))
+    assert rates[-1] < rates[5] / 2
+
+
 def test_a_priority_that_has_fallen_is_noticed() -> None:
     """A used often and long ago, B taken since: as time goes by A falls behind B, though nothing happens to either."""
 

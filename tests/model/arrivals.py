@@ -145,10 +145,11 @@ class Arrivals(Wishes):
             self.look(prompt)
 
     def probed(self, probe: Probe) -> Prompt | None:
-        """The prompt of a probe, if there is an earlier sequence."""
-        if not self.past:
+        """The prompt of a probe, if there is a sequence that it can be like: an earlier one, or one that runs."""
+        known = self.past + [(live.namespace, live.tokens) for live in self.lives]
+        if not known:
             return None
-        namespace, tokens = self.past[probe.which % len(self.past)]
+        namespace, tokens = known[probe.which % len(known)]
         low, high = sorted(len(tokens) * cut // 1000 for cut in probe.cuts)
         new = [100 * (probe.stream + 1) + i for i in range(probe.more)]
         # All from `low` on missing, or a piece in the middle; then something new.

@@ -41,7 +41,8 @@ class Keeping(Arrivals):
         if prompt is None:
             return
         path = self.names.path(prompt.namespace, prompt.tokens.tolist())
-        whole = self.cache.lookup(prompt).matched == len(path) - 1
+        short = len(path) - 1 <= self.geometry.lookahead  # so few tokens are never matched
+        whole = short or self.cache.lookup(prompt).matched == len(path) - 1
         shared = [self._shared_to(path, surely=surely) for surely in (True, False)] if whole else []
         free, checkpoints = self.cache.free_blocks, len(self.oracle.checkpoints)
         report = self.cache.forget(prompt)
@@ -53,27 +54,29 @@ class Keeping(Arrivals):
             f"{left} tokens are left of {len(path) - 1}, others share {shared[0]} to {shared[1]}"
         )
         gone = set(self.names.below(path[-1])) | set(path[left + 1 :])
-        self._judge_forgotten(gone, report, free, checkpoints)
+        self._judge_forgotten(gone, report, free, checkpoints, least=self.geometry.lookahead)
 
     def forget_namespace(self, which: int) -> None:
         """Forget a namespace."""
         namespace = sorted(self.namespaces)[which % len(self.namespaces)] if self.namespaces else 0
         free, checkpoints = self.cache.free_blocks, len(self.oracle.checkpoints)
         report = self.cache.forget_namespace(namespace)
-        self._judge_forgotten(set(self.names.below(self.names.root(namespace))), report, free, checkpoints)
+        self._judge_forgotten(set(self.names.below(self.names.root(namespace))), report, free, checkpoints, least=0)
 
     def _shared_to(self, path: list[int], *, surely: bool) -> int:
         """How many tokens of a path other known sequences share: at least, or at most."""
-        running = {name for prompt in self._running() for name in prompt}
-        known = running | (self.oracle.surely if surely else self.oracle.computed.keys())
-        known &= known if self.world.ghosts_kept or not surely else running | self.oracle.resident
+        known = {name for prompt in self._running() for name in prompt}
+        if not surely:
+            known |= self.oracle.computed.keys()
+        else:  # of what is not kept, history may have forgotten any part
+            known |= self.oracle.surely if self.world.ghosts_kept else self.oracle.resident
         inside = set(self.names.below(path[-1])) | set(path)
         for tokens in range(len(path) - 2, self.geometry.lookahead, -1):
             if any(name in known and name not in inside for name in self.names.below(path[tokens])):
                 return tokens
         return 0
 
-    def _judge_forgotten(self, gone: set[int], report: Any, free: int, checkpoints: int) -> None:
+    def _judge_forgotten(self, gone: set[int], report: Any, free: int, checkpoints: int, *, least: int) -> None:
         if self.objections:
             raise self.objections[0]
         detached = []
@@ -82,7 +85,8 @@ class Keeping(Arrivals):
             if live.publish and live.attached and not published:
                 detached.append(live)
                 live.attached = live.publish = False
-            if live.publish and live.attached and not live.doomed:
+            # A prompt of no more tokens than lookahead is in the tree only with its answer.
+            if live.publish and live.attached and not live.doomed and live.prompt_length > least:
                 assert live.lane.path[live.prompt_length] not in gone, "what a running lease publishes was forgotten"
         for live in detached:
             assert gone.intersection(live.lane.path), "a lease was detached that runs elsewhere"

@@ -336,6 +336,9 @@ class _Judge:
         if told.cause != "evicted" or (oracle.tails and told.position != loss.stop):
             return f"{told} is not about {loss.stop}"
         right = {(gone[key].kind, oracle.clock() - gone[key].when) for key in keys}
+        if not oracle.tails:  # an edge knows when something of it went last
+            oldest = max(age for _, age in right)
+            return "" if told.kind == "path" and -_LITTLE < told.age < oldest + _LITTLE else f"{told}: {right}"
         found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < _LITTLE]
         return "" if found else f"told is {told}, right is one of {right}"
 

@@ -142,7 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
         elif probe.more == 3:
             self.driver.forget_namespace(probe.which)
 
-    @rule(how=st.sampled_from(["deepcopy", "pickle", "available"]))
+    @rule(how=st.sampled_from(["deepcopy", "pickle", "save", "available"]))
     def copy(self, how: str) -> None:
         """Go on with a copy, or try on a copy what can be had."""
         if how == "available":

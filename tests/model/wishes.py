@@ -118,7 +118,10 @@ class Wishes(Lives):
         held = [(pin.position, pin.until) for pin in self.pins.values() if pin.until > self.now]
         most = sum(self._most_pinned(position) for position, _ in [*held, (wish.position, 0.0)])
         config = self.world.config
-        return "" if most > config.pin_share * config.blocks else f"pins take {most} blocks at most"
+        # A pin may also not take the room that its own request needs to go on alone.
+        needed = most + self._most_pinned(live.prompt_length) + self.geometry.peak_blocks(live.prompt_length)
+        enough = most <= config.pin_share * config.blocks and needed <= config.blocks
+        return f"pins take {most} blocks at most" if enough else ""
 
     def _most_pinned(self, position: int) -> int:
         return sum(t.blocks_for(min(position, t.window or t.chunk or position)) + 1 for t in self.geometry.tables)
