@@ -77,14 +77,17 @@ class PrefixIndex:
         return Match(at.edge_at(position), position) if position else Match(self._root(namespace), 0)
 
     def enter(self, namespace: int, at: Match, data: bytes) -> tuple[Match, Anchor]:
-        """Make `data` known from `at` on, where nothing known continues with it, and let a lease end behind it."""
+        """Make `data` known from `at` on, where nothing known continues with it, and let a lease end behind it.
+
+        Whoever does so holds what it resumes from before anything else is evicted, and keeps the limits after it.
+        """
         if at.position == 0:
             at = Match(self._root(namespace), 0)
         place = self.tree.enter(at, data)
         anchor = self.tree.attach(place)
+        self.version += place.position > at.position
         if place.edge is not at.edge:
             self.reclaim.tidy(at.edge)
-        self._entered(at, place)
         return place, anchor
 
     def advance(self, anchor: Anchor, data: bytes, computed: int) -> None:
@@ -96,7 +99,8 @@ class PrefixIndex:
         self.tree.mark_computed(place.edge, left.position, min(place.position, computed))
         for edge in {left.edge, known.edge} - {place.edge}:
             self.reclaim.tidy(edge)
-        self._entered(known, place)
+        self.version += place.position > known.position
+        self.reclaim.keep_limits()
 
     def retract(self, anchor: Anchor, position: int) -> None:
         """A lease will compute nothing behind `position`: move its place there if it is further."""
@@ -113,11 +117,6 @@ class PrefixIndex:
         self.tree.detach(anchor)
         self.reclaim.tidy(anchor.edge)
         self.reclaim.keep_limits()
-
-    def _entered(self, at: Match, place: Match) -> None:
-        if place.position > at.position:
-            self.version += 1
-            self.reclaim.keep_limits()
 
     def _root(self, namespace: int) -> Edge:
         if namespace not in self.tree.roots and len(self.tree.roots) >= self._roots_before_sweep:

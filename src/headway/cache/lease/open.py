@@ -48,6 +48,7 @@ class Opener:
         row = self._leases.open(record, len(hit.prompt.tokens), hit.tokens)
         if hit.tokens:
             self._take_hit(row, record, hit)
+        self._index.reclaim.keep_limits()
         self._committer.set_due(row, hit.tokens)
         self._committer.grant_wishes(record, hit.tokens, Outcome.NO_CHECKPOINT)
         return row
