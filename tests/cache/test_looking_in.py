@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import Any
 
 import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
-from headway.cache import CacheConfig, EvictionPolicy, PrefixCache, Prompt
+from headway.cache import CacheConfig, EvictionPolicy, FullAttention, PrefixCache, Prompt, Recurrent
 from headway.errors import ConfigError, LeaseError
 
 
@@ -128,3 +129,26 @@ def test_bookkeeping_stays_within_its_bound() -> None:
     assert max(taken) < 2 * 12_000
     assert taken[10:] == taken[10:11] * 49
     assert engine.hit(tokens((10 * 59, 120))) == 119
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_the_bound_in_bytes_holds_and_what_a_lease_resumes_from_stays(states: bool) -> None:
+    """So small a bound that every request evicts: never what it resumes from, before it holds that."""
+    for seed in range(12):
+        rng = random.Random(seed)
+        groups = [FullAttention("full", 64), *([Recurrent("state", 512)] if states else [])]
+        bound = rng.choice([8_000, 12_000, 20_000])
+        cache = PrefixCache(CacheConfig(groups, 400, block_tokens=4, index_bytes=bound, check=True))
+        hits = 0
+        for _ in range(60):
+            own = range(1000 * rng.randrange(1, 30), 10**6)[: rng.randrange(1, 20)]
+            prompt = Prompt([*range(rng.randrange(1, 60)), *own])
+            lease = cache.lease(prompt)
+            hits += lease.hit.tokens > 0
+            while lease.computed < len(prompt.tokens):
+                cache.commit(cache.extend([lease.row], [lease.next_stop - lease.computed]), sampled=[1])
+            cache.finish([lease.row])
+            limit = cache.stats().bookkeeping_limit
+            assert cache.stats().bookkeeping_bytes <= limit, f"seed {seed}"
+            assert cache._index.tree.nbytes <= bound, f"seed {seed}"
+        assert hits > 10, f"seed {seed}: the bound leaves nothing to resume from"
