@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from headway.engine import Engine, EngineConfig, GenerationRequest
 from headway.engine.build import build_engine
-from headway.runtime.sampling import SamplingParams
+from headway.runtime.interface import SamplingParams
 
 PROMPT_TOKENS = 48
 CASES = [

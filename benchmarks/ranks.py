@@ -33,15 +33,14 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.cache import CacheGeometry, FullAttention, LayerSpec, Recurrent, Step
-from headway.engine import ParallelConfig, StepOutput, StepWork
-from headway.engine.build_drafts import DraftSource
-from headway.engine.messages import CODEC, Answer, Loaded, Prepare, Prepared, StepDone, compact
-from headway.engine.ranked import RankedExecutor
-from headway.runtime.attention import Scores
-from headway.runtime.choices import COMMUNICATIONS
-from headway.runtime.context_parallel import HeadMerge, Partial, partial_attention
-from headway.runtime.distributed import Rendezvous, join_group, leave_group
-from headway.runtime.sampling import SampleRow, SamplingParams
+from headway.engine import ParallelConfig, RowAnswer, StepWork
+from headway.engine.ranks.drafting import DraftSource
+from headway.engine.ranks.driver import RankedExecutor
+from headway.engine.ranks.messages import Answer, Loaded, Prepare, Prepared, StepDone, compact, encode
+from headway.runtime.interface import COMMUNICATIONS, SampleRow, SamplingParams
+from headway.runtime.model.attention import Scores
+from headway.runtime.parallel.context_parallel import HeadMerge, Partial, partial_attention
+from headway.runtime.parallel.distributed import Rendezvous, join_group, leave_group
 
 HISTORY = 4096
 SPAWN = multiprocessing.get_context("spawn")
@@ -91,11 +90,11 @@ class EchoRanks:
         self.size = size
         self._ends: list[Connection[bytes, bytes]] = []
         self._processes: list[ForkProcess] = []
-        start = [CODEC.encode(Answer(record, 0)) for record in (Loaded(1, (), None), Prepared(1, None))]
+        start = [encode(Answer(record, 0)) for record in (Loaded(1, (), None), Prepared(1, None))]
         for rank in range(size):
             ours, theirs = socket.socketpair()
-            output = StepOutput(np.zeros(rows, dtype=np.int32), [None] * rows) if rank == 0 else StepDone()
-            process = FORK.Process(target=echo, args=(theirs, CODEC.encode(Answer(output, 0)), *start), daemon=True)
+            output = StepDone([RowAnswer((0,), 1)] * rows if rank == 0 else ())
+            process = FORK.Process(target=echo, args=(theirs, encode(Answer(output, 0)), *start), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -138,7 +137,7 @@ def decoding(rows: int, geometry: CacheGeometry, params: SamplingParams) -> Step
 
 
 def _pack(work: StepWork, geometry: CacheGeometry) -> bytes:
-    return CODEC.encode(compact(work, geometry))
+    return encode(compact(work, geometry))
 
 
 def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
@@ -157,7 +156,7 @@ def driver_table(batches: list[int], sizes: list[int], repeats: int) -> Table:
             executor.load()
             executor.prepare(geometry, Prepare(1, 16, parallel.tp, parallel.dcp, 1, False, rows))
             if not cells:
-                packed = CODEC.encode(compact(work, geometry))
+                packed = encode(compact(work, geometry))
                 packing = used(partial(_pack, work, geometry), repeats)
                 cells += [f"{len(packed) / 1024:,.0f} KiB", f"{packing:,.0f}"]
             cells.append(f"{used(partial(executor.run, work), repeats):,.0f}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from headway.option_records import with_records
+from headway.errors import ConfigError
+from headway.option_records import Written, with_records
+from headway.sizes import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,19 @@ class Where:
 
 
 @dataclass(frozen=True)
+class Load:
+    weight: Annotated[int | None, typer.Option(help="What it weighs."), Written(parse_bytes)] = None
+    parts: Annotated[tuple[str, ...], typer.Option(), Written(lambda text: tuple(text.split("+")), "+".join)] = (
+        "head",
+        "tail",
+    )
+
+
+@dataclass(frozen=True)
 class How:
     fast: Annotated[bool, typer.Option(help="Hurry.")] = False
+    load: Load = field(default_factory=Load)
+    what: str = "not an option of this record"
 
 
 @with_records
@@ -42,6 +55,7 @@ def run(*arguments: str) -> str:
         ((), f"{Where()} {How()} None"),
         (("--port", "9", "--fast", "it"), f"{Where(port=9)} {How(fast=True)} it"),
         (("--host", "there"), f"{Where(host='there')} {How()} None"),
+        (("--weight", "2k", "--parts", "a+b"), f"{Where()} {How(load=Load(2000, ('a', 'b')))} None"),
     ],
 )
 def test_options_arrive_in_their_records(arguments: tuple[str, ...], said: str) -> None:
@@ -52,6 +66,15 @@ def test_help_is_that_of_the_command_and_of_the_fields() -> None:
     said = run("--help")
     for words in ("Go somewhere.", "Where to go.", "Hurry.", "--port", "--fast"):
         assert words in said
+
+
+def test_what_is_written_as_text_shows_its_default_so_and_refuses_by_its_own_words() -> None:
+    assert "[default: head+tail]" in run("--help")
+    app = typer.Typer(add_completion=False)
+    app.command()(go)
+    refused = CliRunner().invoke(app, ["--weight", "much"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "'much' is not a size" in str(refused.exception)
 
 
 def test_limits_of_a_field_hold() -> None:

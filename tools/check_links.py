@@ -1,6 +1,7 @@
-"""Check that every relative link in the project's Markdown files leads somewhere: to a file and to a heading.
+"""Check that every link of the project's Markdown files to the project leads somewhere: to a file and to a heading.
 
-Links to the web are left alone. Run by `make lint`.
+Such links are relative, or absolute ones to the repository, as the README needs them on PyPI. Links to the rest of the
+web are left alone. Run by `make lint`.
 """
 
 import re
@@ -8,7 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from site_links import PROJECT, ROOT
+
+REPOSITORY = re.compile(re.escape(PROJECT["urls"]["Repository"]) + r"/(?:blob|raw|tree)/main/")
+INDEX_PAGES = {ROOT / "README.md", ROOT / "packages" / "builtin-model" / "README.md"}
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|(?:src|href)=\"([^\"]+)\"|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
@@ -16,7 +20,7 @@ HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
 
 
 def markdown_files() -> list[Path]:
-    places = [ROOT, *(ROOT / name for name in ("docs", "tests", "training", "benchmarks", "src"))]
+    places = [ROOT, *(ROOT / name for name in ("docs", "packages", "tests", "training", "benchmarks", "src"))]
     found = {path for place in places for path in place.glob("*.md" if place == ROOT else "**/*.md")}
     return sorted(found)
 
@@ -37,10 +41,14 @@ def broken_links(path: Path) -> Iterator[str]:
     text = CODE.sub("", FENCE.sub("", path.read_text(encoding="utf-8")))
     for match in LINK.finditer(text):
         link = next(group for group in match.groups() if group)
-        if re.match(r"[a-z][a-z0-9+.-]*:", link):
+        inside = REPOSITORY.sub("", link)
+        if re.match(r"[a-z][a-z0-9+.-]*:", inside):
             continue
-        file, _, anchor = link.partition("#")
-        target = (path.parent / file).resolve() if file else path
+        file, _, anchor = inside.partition("#")
+        folder = path.parent if inside == link else ROOT
+        if inside == link and file and path in INDEX_PAGES:
+            yield f"{path.relative_to(ROOT)}: a package index shows this page, so the link must be absolute: {link}"
+        target = (folder / file).resolve() if file else path
         if not target.exists():
             yield f"{path.relative_to(ROOT)}: no such file: {link}"
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):

@@ -37,6 +37,7 @@ from headway.runtime.drafting.loading import DrafterConfig, save_drafter
 from headway.runtime.drafting.mtp import MtpNetwork
 from headway.runtime.drafting.target import Target
 
+BUILTIN = Path(__file__).parents[1] / "packages/builtin-model/src/headway_builtin_model"
 WINDOW, WINDOWS = 256, 4
 CONFIGS = {
     "mtp": DrafterConfig(
@@ -219,7 +220,7 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=Path("build/training"), help="folder of the token files (%(default)s)"
     )
-    parser.add_argument("--model", type=Path, default=Path("src/headway/models/builtin"), help="target (%(default)s)")
+    parser.add_argument("--model", type=Path, default=BUILTIN, help="target (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder of the drafters' folders (MODEL/drafts)")
     parser.add_argument("--minutes", type=float, default=12.0, help="length of the training (%(default)s)")
     parser.add_argument("--every", type=float, default=4.0, help="minutes between two measurements (%(default)s)")

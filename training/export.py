@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-BUILTIN = Path(__file__).parents[1] / "src/headway/models/builtin"
+BUILTIN = Path(__file__).parents[1] / "packages/builtin-model/src/headway_builtin_model"
 LARGEST_FOLDER = 15_000_000
 PROMPTS = ("Hello!", "What does the word lighthouse mean?", "What is a cursor in Python?", "Who are you?")
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BUILTIN = Path(__file__).parents[1] / "src/headway/models/builtin"
+BUILTIN = Path(__file__).parents[1] / "packages/builtin-model/src/headway_builtin_model"
 STEPS = ("corpus", "tokenizer", "fit", "export", "draft", "evaluate")
 
 

@@ -2,24 +2,47 @@
 
 A command with thirty options is a function with thirty parameters, which nobody reads. Here the options that belong
 together are a frozen dataclass, whose fields carry typer's annotations, and the command takes a few of these records.
+Where the record is the one that the code behind the command takes anyway, each option is told once.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_type_hints
 
-__all__ = ["with_records"]
+import typer
+from typer.models import ParameterInfo
+
+__all__ = ["Written", "option", "with_records"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Annotation of a field whose value is written as text on a command line.
+
+    Attributes:
+        read: From the text to the value; may raise `ConfigError`.
+        write: From the default value to the text that stands for it.
+    """
+
+    read: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+
+
+def option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    """A typer option with its help text, in a panel of the help page."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 def with_records(command: Callable[..., None]) -> Callable[..., None]:
     """Make a function that takes records into a command that takes their fields.
 
     Args:
-        command: Its parameters are annotated with typer's types, or with dataclasses whose fields are so annotated and
-            all have plain defaults. No name may occur twice.
+        command: Its parameters are annotated with typer's types, or with dataclasses. Of these, fields with a typer
+            annotation are options and have plain defaults, fields that are dataclasses are taken apart likewise, and
+            all others keep their defaults. No name may occur twice.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -32,8 +55,8 @@ def with_records(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     def spread(**given: Any) -> None:
-        made = {name: record(**_taken(record, given)) for name, record in records.items()}
-        inside = {field.name for record in records.values() for field in fields(record)}
+        made = {name: _made(record, given) for name, record in records.items()}
+        inside = {parameter.name for record in records.values() for parameter in _parameters(record)}
         command(**{name: value for name, value in given.items() if name not in inside}, **made)
 
     spread.__name__, spread.__doc__, spread.__module__ = command.__name__, command.__doc__, command.__module__
@@ -42,10 +65,23 @@ def with_records(command: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
-def _parameters(record: type) -> list[inspect.Parameter]:
+def _parameters(record: type) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(record, include_extras=True)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(f.name, keyword, default=_default(f), annotation=hints[f.name]) for f in fields(record)]
+    for field in fields(record):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from _parameters(hint)  # type: ignore[arg-type]
+        elif (info := _note(hint, ParameterInfo)) is not None:
+            default = _default(field)
+            if (written := _note(hint, Written)) is not None:
+                hint = Annotated[str | None, info]
+                default = None if default is None else written.write(default)
+            yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _note(hint: Any, kind: type) -> Any:
+    """The annotation of a type hint that is of a kind, or None."""
+    return next((note for note in get_args(hint)[1:] if isinstance(note, kind)), None)
 
 
 def _default(field: Field[Any]) -> Any:
@@ -53,5 +89,12 @@ def _default(field: Field[Any]) -> Any:
     return field.default
 
 
-def _taken(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: given[field.name] for field in fields(record)}
+def _made(record: type, given: Mapping[str, Any]) -> Any:
+    hints, values = get_type_hints(record, include_extras=True), {}
+    for name in (field.name for field in fields(record)):
+        if is_dataclass(hints[name]):
+            values[name] = _made(hints[name], given)
+        elif _note(hints[name], ParameterInfo) is not None:
+            written, value = _note(hints[name], Written), given[name]
+            values[name] = value if written is None or value is None else written.read(value)
+    return record(**values)

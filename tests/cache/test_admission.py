@@ -232,7 +232,7 @@ def live(seed: int, *, pins: bool) -> tuple[int, int, int]:
             refused += 1
             continue
         if not run_alone(cache, lease, rng):
-            assert False, f"seed {seed}: request {i} is stuck at {lease.computed} of {len(text)}"
+            pytest.fail(f"seed {seed}: request {i} is stuck at {lease.computed} of {len(text)}")
         else:
             served, hits = served + 1, hits + (lease.hit.tokens > 0)
             answer(cache, lease, rng)

@@ -107,6 +107,14 @@ def test_other_namespace() -> None:
     ]
 
 
+def test_other_namespace_counts_tokens_and_not_entries() -> None:
+    """Behind 12 known tokens the entries of 9 are known, as a draft looks ahead by three."""
+    engine = Engine.of(ATTENTION, DRAFT)
+    engine.run(tokens((1, 20)), namespace=engine.cache.namespace(salt="a"))
+    other = engine.cache.namespace(salt="b")
+    assert lines(engine, tokens((1, 12), (2, 8)), namespace=other)[0] == (Reason.OTHER_NAMESPACE, 0, 12)
+
+
 def test_still_computing() -> None:
     engine = Engine.of(ATTENTION)
     lease = engine.start(tokens((1, 20)))
@@ -159,7 +167,7 @@ def test_every_evicted_checkpoint_of_a_long_conversation_is_told() -> None:
 def test_a_prompt_is_not_told_of_the_eviction_of_another() -> None:
     """A's checkpoint behind their common ten tokens went. B goes on with tokens of its own from there."""
     engine = Engine.of(
-        ATTENTION, STATE, blocks=40, history_bytes=0, eviction="lru", placement=("prompt_end", "breakpoint")
+        ATTENTION, STATE, blocks=40, history_tokens=0, eviction="lru", placement=("prompt_end", "breakpoint")
     )
     engine.run(tokens((1, 10), (2, 30)), pin=10)
     for stream in range(10, 22):
@@ -210,6 +218,23 @@ def test_being_computed_belongs_to_positions() -> None:
         (Reason.STILL_COMPUTING, 20, 59),
         (Reason.LAST_TOKEN, 59, 60),
     ]
+
+
+@pytest.mark.parametrize("groups", [(ATTENTION,), (ATTENTION, STATE), (ATTENTION, DRAFT)])
+def test_an_answer_is_known_as_far_as_it_is_computed(groups: tuple[object, ...]) -> None:
+    """The last token of an answer is told before it is computed; entries under lookahead need even later ones."""
+    engine = Engine.of(*groups, answer_stretch=4, placement=("interval:2",))
+    lease = engine.start(tokens((1, 8)))
+    engine.compute(lease)
+    told = [7]
+    for token in range(5000, 5020):
+        engine.step(lease, sampled=token)
+        told.append(token)
+        text = np.concatenate([tokens((1, 8)), np.array(told, dtype=np.int32), tokens((9, 1))])
+        known = engine.cache.lookup(Prompt(text)).matched
+        assert known <= lease.computed + engine.cache.geometry.lookahead
+        assert engine.cache.path(Prompt(text)).matched <= lease.computed
+        assert Reason.STILL_COMPUTING not in engine.cache.explain(Prompt(text)).reasons
 
 
 def test_a_hit_that_is_given_up_for_want_of_room_is_told_so() -> None:

@@ -148,6 +148,14 @@ def test_groups_with_one_need_share_a_table_and_never_overlap() -> None:
         assert end <= geometry.block_bytes * max(1, shared.state_blocks)
 
 
+@pytest.mark.parametrize("block_bytes", range(64, 130, 6))
+def test_a_block_holds_whole_stripes(block_bytes: int) -> None:
+    """Runs of four tokens of five bytes: a block that is larger than so many stripes leaves the rest unused."""
+    layout = ParallelLayout(tp=2, dcp=2, interleave=4)
+    geometry = CacheGeometry([FullAttention("a", 5)], layout, block_bytes=block_bytes)
+    assert geometry.tables[0].block_tokens == block_bytes // 20 * 4
+
+
 def test_smaller_entries_make_longer_blocks() -> None:
     geometry = CacheGeometry([FullAttention("a", 96), SlidingWindow("w", 20, 9)], block_tokens=16)
     assert geometry.group("w").block_tokens == 96 * 16 // 20

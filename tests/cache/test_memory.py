@@ -235,6 +235,18 @@ def test_counters_say_which_kinds_of_checkpoint_paid() -> None:
     assert counters.resumed == {"prompt_end": 2}
 
 
+def test_victims_that_nobody_had_resumed_from_are_counted_apart() -> None:
+    """Each prompt keeps ten blocks of 24; the first is used once before it has to go, the others never are."""
+    engine = Engine.of(ATTENTION, STATE, blocks=24, placement=("prompt_end",), eviction="lru")
+    engine.run(tokens((1, 33)))
+    assert engine.run(tokens((1, 33))) == 32
+    for stream in (2, 3, 4):
+        engine.run(tokens((stream, 49)))
+    counters = engine.cache.stats().counters
+    assert counters.evicted == {"prompt_end": 3}
+    assert counters.evicted_unused == {"prompt_end": 2}
+
+
 def test_stats_add_up_to_the_pool() -> None:
     engine = Engine.of(ATTENTION, STATE, blocks=60)
     rng = np.random.default_rng(5)

@@ -1,6 +1,14 @@
-"""Where interval:N asks for checkpoints when states can be exported on a coarser grid, and what kinds are worth."""
+"""Which positions get a checkpoint, and which of several kinds it counts as."""
 
-from headway.cache.policy.placement import Placement
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
+
+from headway.cache import CheckpointStored, ComputeCost
+from headway.cache.policy.placement import Place, Placement
 
 
 def test_every_multiple_of_the_interval_is_rounded_down_to_the_grid() -> None:
@@ -11,3 +19,112 @@ def test_every_multiple_of_the_interval_is_rounded_down_to_the_grid() -> None:
         places.append(place)
         position = place
     assert places == [4, 12, 20, 28, 32, 40, 48]
+
+
+def stored(engine: Engine, text: Any, **options: Any) -> list[tuple[int, str]]:
+    """Position and kind of the checkpoints that serving a prompt leaves, in order."""
+    heard: list[CheckpointStored] = []
+    end = engine.cache.subscribe(lambda event: heard.append(event) if isinstance(event, CheckpointStored) else None)
+    engine.run(text, **options)
+    end()
+    return [(event.position, event.kind) for event in heard]
+
+
+ALL = ("prompt_end", "junction", "breakpoint", "boundary", "interval:10")
+
+
+@pytest.mark.parametrize(
+    ("options", "right"),
+    [
+        ({"breakpoints": (20,)}, "breakpoint"),
+        ({"breakpoints": (20,), "boundaries": (20,)}, "breakpoint"),
+        ({"junction": 20, "breakpoints": (20,)}, "breakpoint"),
+        ({"junction": 20, "boundaries": (20,)}, "junction"),
+        ({"boundaries": (20,)}, "interval:10"),
+        ({"junction": 20}, "junction"),
+        ({"pin": 20}, "breakpoint"),
+        ({"junction": 20, "pin": 20}, "breakpoint"),
+    ],
+)
+def test_where_several_kinds_meet_the_one_that_says_most_counts(options: dict[str, Any], right: str) -> None:
+    asked = {"junction": None, "breakpoints": (), "boundaries": ()} | options
+    plan = Placement(ALL, alignment=1, lookahead=0).plan(60, 0, **asked)
+    assert [place.kind for place in plan if place.position == 20] == [right]
+
+
+@pytest.mark.parametrize(("length", "right"), [(60, (59, "prompt_end")), (61, (60, "prompt_end"))])
+def test_a_prompt_end_is_told_from_what_else_lies_there(length: int, right: tuple[int, str]) -> None:
+    """At 60 there is an interval too, and a message ends there."""
+    plan = Placement(ALL, alignment=1, lookahead=0).plan(length, 0, junction=None, breakpoints=(), boundaries=(59, 60))
+    assert (plan[-1].position, plan[-1].kind) == right
+
+
+def test_everything_lies_on_the_grid_and_leaves_what_lookahead_needs() -> None:
+    """A grid of 8, and three later tokens that entries depend on: of 50 tokens at most 47 can be resumed behind."""
+    plan = Placement(ALL, alignment=8, lookahead=3).plan(
+        50, 0, junction=21, breakpoints=(30, 50), boundaries=(13,), pin=45
+    )
+    assert [place.position for place in plan] == [8, 16, 24, 40]
+    plan = Placement(("prompt_end",), alignment=1, lookahead=3).plan(
+        50, 0, junction=None, breakpoints=(), boundaries=(), pin=50
+    )
+    assert plan == [Place(47, "breakpoint")]
+
+
+def test_nothing_is_planned_before_the_hit() -> None:
+    plan = Placement(ALL, alignment=1, lookahead=0).plan(
+        60, 30, junction=30, breakpoints=(10, 30, 40), boundaries=(5,), pin=20
+    )
+    assert [place.position for place in plan] == [40, 50, 59]
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "right"), [((), ()), ((5,), (5,)), ((5, 9), (5, 9)), ((30, 5, 9, 20, 5), (5, 30))]
+)
+def test_of_all_message_boundaries_the_first_and_the_last_tell(
+    boundaries: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    assert Placement.telling(boundaries) == right
+
+
+def test_the_first_and_the_last_message_boundary_get_a_checkpoint() -> None:
+    engine = Engine.of(ATTENTION, STATE, placement=("boundary",))
+    assert stored(engine, tokens((1, 60)), boundaries=(10, 20, 30, 40)) == [(10, "boundary"), (40, "boundary")]
+
+
+def test_boundaries_are_left_out_where_their_memory_is_worth_more() -> None:
+    """Ten prompts of which each is used many times pass through a pool for two: a block is worth more than a guess."""
+    cost = ComputeCost(linear=1.0, quadratic=0.0)
+    engine = Engine.of(ATTENTION, STATE, blocks=44, placement=("prompt_end", "boundary"), cost=cost)
+    assert (2, "boundary") in stored(engine, tokens((1, 20)), boundaries=(2,))
+    for stream in range(10, 20):
+        for _ in range(6):
+            engine.run(tokens((stream, 80)))
+    assert engine.cache._index.policy.price > 0
+    assert (2, "boundary") not in stored(engine, tokens((2, 20)), boundaries=(2,))
+
+
+def test_a_junction_inside_an_edge_gets_a_checkpoint() -> None:
+    engine = Engine.of(ATTENTION, STATE, placement=("junction",))
+    engine.run(tokens((1, 40)))
+    assert stored(engine, tokens((1, 20), (2, 20))) == [(20, "junction")]
+
+
+def test_a_junction_where_others_have_parted_gets_a_checkpoint() -> None:
+    engine = Engine.of(ATTENTION, STATE, blocks=27, placement=("junction",))
+    engine.run(tokens((1, 40)))
+    engine.run(tokens((1, 20), (2, 20)))
+    engine.run(tokens((9, 90)))  # the checkpoint at 20 has to go; that two parted there stays known
+    assert engine.hit(tokens((1, 20), (3, 20))) == 0
+    assert stored(engine, tokens((1, 20), (3, 20))) == [(20, "junction")]
+
+
+def test_a_prompt_that_goes_on_behind_the_end_of_another_has_no_junction() -> None:
+    engine = Engine.of(ATTENTION, STATE, placement=("junction",))
+    engine.run(tokens((1, 20)))
+    assert stored(engine, tokens((1, 20), (2, 20))) == []
+
+
+def test_a_pinned_position_on_a_coarse_grid_gets_its_checkpoint_on_the_grid() -> None:
+    engine = Engine.of(ATTENTION, DRAFT, STATE, placement=(), checkpoint_alignment=8)
+    assert stored(engine, tokens((1, 60)), pin=30) == [(24, "breakpoint")]

@@ -23,12 +23,39 @@ def test_a_block_is_free_when_its_last_holder_goes() -> None:
     assert pool.free == 4
 
 
-def test_repeated_ids_drop_a_holder_each() -> None:
+def test_repeated_ids_drop_a_holder_and_a_user_each() -> None:
     pool = BlockPool(2)
     ids = pool.take(1)
-    pool.share(ids)
-    assert pool.release_repeated(np.concatenate([ids, ids])) == 1
-    assert pool.free == 2
+    pool.hold(ids)
+    pool.drop_repeated(np.concatenate([ids, ids]))
+    assert (pool.free, pool.available) == (2, 2)
+
+
+def test_what_is_held_without_a_user_is_available() -> None:
+    pool = BlockPool(4)
+    ids = pool.take(3)
+    assert (pool.free, pool.available) == (1, 1)
+    pool.disuse(ids[:2])
+    assert (pool.free, pool.available) == (1, 3)
+    pool.use(ids[1:2])
+    pool.use(ids[1:2])
+    pool.disuse(ids[1:2])
+    assert (pool.free, pool.available) == (1, 2)
+
+
+def test_a_pin_is_a_use_and_counts_a_block_once() -> None:
+    pool = BlockPool(4)
+    ids = pool.take(3)
+    pool.pin(ids[:2])
+    pool.pin(ids[1:])
+    assert pool.pinned == 3
+    pool.disuse(ids)
+    assert pool.available == 1
+    pool.unpin(ids[:2])
+    assert (pool.pinned, pool.available) == (2, 2)
+    pool.unpin(ids[1:])
+    pool.release(ids)
+    assert (pool.pinned, pool.available, pool.free) == (0, 4, 4)
 
 
 def test_an_empty_pool_is_refused() -> None:

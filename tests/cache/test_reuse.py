@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
-from headway.cache import Candidate, EvictionPolicy
-from headway.cache.index.tree import GrowingArray, LostCheckpoint, Match, Node
+from headway.cache import Candidate, EvictionPolicy, Prompt
+from headway.cache.index.edge import LostCheckpoint, Match
+from headway.cache.index.pool import BlockPool
+from headway.cache.index.tree import PrefixTree
 from headway.cache.policy.eviction import Value
 from headway.cache.policy.reuse import PATH, ReuseRates
 
@@ -118,6 +120,19 @@ def test_uses_of_what_had_gone_count_for_the_kind() -> None:
     assert twice > 2 * once
 
 
+@pytest.mark.parametrize("groups", [(ATTENTION,), (ATTENTION, STATE)], ids=["paths", "states"])
+def test_what_is_kept_and_never_wanted_makes_its_kind_expected_less(groups: tuple[object, ...]) -> None:
+    policy = Oldest()
+    engine = Engine.of(*groups, blocks=30, eviction=policy, placement=("prompt_end",))
+    rates = []
+    for stream in range(1, 30):
+        policy.told.clear()
+        engine.run(tokens((stream, 49)))
+        engine.run(tokens((100 + stream, 9)))
+        rates.append(max(told.rate for told in policy.told.values() if told.uses == 0))
+    assert rates[-1] < rates[5] / 2
+
+
 def test_a_priority_that_has_fallen_is_noticed() -> None:
     """A used often and long ago, B taken since: as time goes by A falls behind B, though nothing happens to either."""
 
@@ -184,10 +199,40 @@ def test_uses_of_trimmed_paths_count_for_paths() -> None:
     assert twice > 2 * once
 
 
-def test_the_deepest_that_went_from_a_stretch() -> None:
-    """One of a kind, in the stretch alone, and at one position the one that went last."""
-    root = Node(None, 0, 0, GrowingArray(), 1)
-    node = Node(root, 0, 20, GrowingArray(tokens((1, 20))), 1)
-    lost = [(4, "junction"), (8, "junction"), (8, "junction"), (8, "boundary"), (12, "junction"), (2, "prompt_end")]
-    node.lost = [LostCheckpoint(position, kind, 0.0, "evicted", i, 0) for i, (position, kind) in enumerate(lost)]
-    assert Match(node, 20).deepest_lost(2, 10) == {"junction": node.lost[2], "boundary": node.lost[3]}
+def test_what_went_from_a_stretch_is_found_deepest_first() -> None:
+    """In the stretch alone, and at one position the one that went last."""
+    tree = PrefixTree(0, (), BlockPool(1), floats=False)
+    at = tree.enter(Match(tree.root(0), 0), tokens((1, 20)).tobytes())
+    for i, position in enumerate((8, 4, 8, 12, 2, 10)):
+        tree.remember(at.edge, LostCheckpoint(position, "junction", float(i), "evicted", i, 0))
+    assert [(lost.position, lost.born) for lost in at.lost(2, 10)] == [(10, 5), (8, 2), (4, 1)]
+
+
+def test_of_every_kind_that_went_the_deepest_counts_as_wanted() -> None:
+    """Breakpoints at 8 and 16 and a prompt end went. Each kind would have served the next request once."""
+    engine = Engine.of(ATTENTION, STATE, blocks=30, eviction="lru", placement=("prompt_end", "breakpoint"))
+    engine.run(tokens((1, 33)), breakpoints=(8, 16))
+    for stream in (2, 3, 4):
+        engine.run(tokens((stream, 60)))
+    assert engine.hit(tokens((1, 33))) == 0
+    engine.start(tokens((1, 33)))
+    (part,) = engine.cache.path(Prompt(tokens((1, 33)))).parts
+    assert [(lost.position, lost.kind, lost.uses) for lost in part.lost] == [
+        (8, "breakpoint", 0),
+        (16, "breakpoint", 1),
+        (32, "prompt_end", 1),
+    ]
+
+
+def test_a_checkpoint_does_not_go_on_with_the_uses_of_another_prompt() -> None:
+    """A's checkpoint behind the common ten tokens was used twice and went; B takes one of its own as deep as that."""
+    policy = Oldest()
+    engine = Engine.of(ATTENTION, STATE, blocks=40, eviction=policy, history_tokens=0, placement=("prompt_end",))
+    engine.run(tokens((1, 10), (2, 31)), pin=10)
+    assert [engine.run(tokens((1, 10), (2, 31))) for _ in range(2)] == [40, 40]
+    for stream in range(10, 22):
+        engine.run(tokens((stream, 60)))
+    assert engine.hit(tokens((1, 10), (2, 31))) == 10
+    policy.told.clear()
+    engine.run(tokens((1, 10), (3, 31)))
+    assert policy.told["prompt_end", 40].uses == 0

@@ -173,6 +173,18 @@ def test_a_pin_that_is_renewed_holds_until_the_later_end() -> None:
     assert engine.cache.stats().pinned == 0
 
 
+def test_a_pin_that_is_renewed_holds_longer() -> None:
+    engine = Engine.of(ATTENTION, blocks=60, eviction="lru")
+    serve(engine, SYSTEM, (2, 3), pin=40, pin_seconds=5.0)
+    engine.now[0] = 4.0
+    serve(engine, SYSTEM, (2, 3), pin=40, pin_seconds=20.0)
+    engine.now[0] = 23.0
+    flood(engine)
+    assert engine.hit(tokens(SYSTEM, (3, 5))) == 40
+    engine.now[0] = 25.0
+    assert engine.cache.stats().pinned == 0
+
+
 def test_a_pin_goes_with_its_half_when_its_edge_is_split() -> None:
     """Pinned are 40 of 60 tokens; others part before the pin, at it, and behind it."""
     engine = Engine.of(ATTENTION, blocks=80, eviction="lru", pin_seconds=10.0)

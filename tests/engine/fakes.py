@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import CacheGeometry, TableGeometry, TableKind
-from headway.engine import StepOutput, StepWork, Vocabulary
+from headway.engine import RowAnswer, StepWork, Vocabulary
 
 VOCAB = 61
 EOS = 0
@@ -61,22 +61,23 @@ class FakeDevice:
         self.closed = threading.Event()
         self.restarts = 0
 
-    def run(self, work: StepWork) -> StepOutput:
+    def run(self, work: StepWork) -> list[RowAnswer]:
         self.before_step(work)
         step = work.step
         self.steps.append([int(c) for c in step.counts])
         self._copy(step.copies[:, 0], step.copies[:, 1])
-        sampled = np.zeros(len(step.rows), dtype=np.int32)
+        answers = [RowAnswer() for _ in step.rows]
         fresh = set(np.asarray(step.fresh).tolist())
         for i, row in enumerate(step.rows):
             if step.counts[i] > 0:
                 table_rows = [table[row] for table in work.tables]
-                sampled[i] = self._row(table_rows, int(step.starts[i]), work.tokens[i], int(row) in fresh)
+                token = self._row(table_rows, int(step.starts[i]), work.tokens[i], int(row) in fresh)
+                answers[i] = RowAnswer(() if work.samples[i] is None else (token,), int(step.counts[i]))
         if self.fail_when(work):
             raise RuntimeError("the device says no")
         for export in step.exports:
             self._copy(export.source, export.destination)
-        return StepOutput(sampled, [None] * len(step.rows))
+        return answers
 
     def check(self) -> None: ...
 

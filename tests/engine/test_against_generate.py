@@ -6,6 +6,7 @@ first token agree to 1e-4. The memory starts full of NaN, so that a read of what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,18 +20,17 @@ from headway.cache import CacheConfig, CacheGeometry, PrefixCache
 from headway.engine import (
     EngineConfig,
     GenerationRequest,
+    RowAnswer,
     RunningRequest,
     Scheduler,
-    StepOutput,
     StepWork,
-    blocks_needed,
 )
 from headway.engine.build import engine_of
-from headway.engine.local import LocalExecutor
-from headway.runtime.batch import RunBatch, RunResult
-from headway.runtime.inspection import inspect_model
+from headway.engine.ranks.in_process import LocalExecutor
+from headway.runtime.forward.batch import RunBatch, RunResult
+from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.loading import LoadedModel
-from headway.runtime.runner import ModelRunner
+from headway.runtime.model.inspection import inspect_model
 
 TOLERANCE = 1e-4
 
@@ -55,7 +55,7 @@ class Recorder(LocalExecutor):
 
         runner.run = keep  # type: ignore[method-assign]
 
-    def run(self, work: StepWork) -> StepOutput:
+    def run(self, work: StepWork) -> Sequence[RowAnswer]:
         output = super().run(work)
         if self._dice.random() < self._rate:
             raise RuntimeError("the device says no")
@@ -108,7 +108,7 @@ def test_answers_equal_generate(name: str):
     rng = np.random.default_rng(seed)
     config = EngineConfig(max_batched_tokens=int(rng.integers(20, 90)), max_running=4, max_retries=9)
     geometry = CacheGeometry(inspect_model(tiny_model(name)).groups, block_tokens=16)
-    one = blocks_needed(geometry, 190, config.max_batched_tokens)
+    one = geometry.peak_blocks(190)
     room_for = 2 if not geometry.tail_tables else 3 if geometry.prefix_tables else 6  # requests, checkpoints included
     blocks = room_for * one
     driver = Driver(name, blocks, config, seed, failures=0.03)

@@ -22,15 +22,14 @@ from headway.engine import (
     GenerationRequest,
     RunningRequest,
     Scheduler,
-    blocks_needed,
 )
-from headway.engine.local import LocalExecutor
+from headway.engine.ranks.in_process import LocalExecutor
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.drafting.speculator import Speculator
-from headway.runtime.inspection import inspect_model
-from headway.runtime.runner import ModelRunner
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.model.inspection import inspect_model
 
 MODELS = ("KimiLinear", "Qwen3Next", "GraniteMoeHybrid", "GptOss")
 """Full attention with KDA, with Gated DeltaNet, with Mamba-2, with windows."""
@@ -53,7 +52,7 @@ class Driver:
         layout = inspect_model(model)
         groups = (*layout.groups, *(drafter.groups if drafter else ()))
         geometry = CacheGeometry(groups, block_tokens=16)
-        blocks = requests * blocks_needed(geometry, 190, config.max_batched_tokens)
+        blocks = requests * geometry.peak_blocks(190)
         self.cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=16, cost=layout.cost, check=check))
         runner = ModelRunner(model, layout, self.cache.geometry, blocks)
         runner.arena.data.fill_(0xFF)

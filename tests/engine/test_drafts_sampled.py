@@ -23,7 +23,8 @@ from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import DraftRequest, Proposal, choose, proposals
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.drafting.lookup import PromptLookup
-from headway.runtime.sampling import SampleRow, SamplingParams, distributions
+from headway.runtime.forward.sampling import distributions
+from headway.runtime.interface import SampleRow, SamplingParams
 
 MODEL, TOP, LENGTH = "KimiLinear", 3, 4
 PARAMS = SamplingParams(temperature=1.5, top_k=TOP)

@@ -145,7 +145,7 @@ def test_the_length_limit_is_what_the_pool_holds():
     with engine(WORLDS["full"], blocks=20, max_batched_tokens=64, max_model_len=None) as (built, _):  # type: ignore[arg-type]
         limit = built.max_model_len
         assert 70 <= limit <= 80
-        assert limit == longest_servable(built.cache.geometry, 20, 1, 10_000)
+        assert limit == longest_servable(built.cache.geometry, 20, 10_000)
         request = asked(prompt(limit - 40), 40, ignore_eos=True)
         for _ in range(3):
             assert len(built.submit(request).result(60).tokens) == 40

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
-from tests.model.lives import Live, Lives
+from tests.model.lives import IMAGES, PLACEHOLDER, Live
 from tests.model.oracle import due_positions
 from tests.model.shadow import Lane, first_needed
+from tests.model.wishes import Wishes
 from tests.model.worlds import Plan, Probe
 
-from headway.cache import Media, Prompt, Reason, Symbols, TableKind
+from headway.cache import Media, Prompt, Reason, TableKind
 from headway.errors import UnservableError
 
 __all__ = ["Arrivals"]
 
-_IMAGES = {"x": 3, "y": 5}
-_PLACEHOLDER = 7
 _BEGIN = 1
 
 
 @dataclass
-class Arrivals(Lives):
+class Arrivals(Wishes):
     """What happens before the first step of a request."""
 
     def start(self, plan: Plan) -> Live | None:
@@ -38,18 +36,19 @@ class Arrivals(Lives):
             boundaries=tuple(sorted({max(1, n * e // 1000) for e in plan.edges})),
             breakpoints=tuple(sorted({max(1, n * m // 1000) for m in plan.marks})),
             pin=n * plan.pin // 1000,
+            pin_seconds=plan.pin_seconds,
             no_store=plan.no_store,
         )
-        return self._admit(prompt, plan.flavour)
+        return self._admit(prompt, plan.flavour, own_blocks=plan.own_blocks)
 
-    def _admit(self, prompt: Any, flavour: int) -> Live | None:
+    def _admit(self, prompt: Any, flavour: int, *, own_blocks: bool = False) -> Live | None:
         tokens = prompt.tokens.tolist()
         path = self.names.path(prompt.namespace, tokens)
         hit = self.look(prompt)
         parted = self._parting(path, hit.matched)
         free = self._pool()
         try:
-            lease = self.cache.lease(prompt, hit)
+            lease = self.cache.lease(prompt, hit, own_blocks=own_blocks)
         except UnservableError as refusal:
             fits = self._most_blocks(len(tokens)) <= self.world.config.blocks
             assert not fits or "pinned" in str(refusal), "refused, and it would fit"  # noqa: PT017
@@ -78,10 +77,13 @@ class Arrivals(Lives):
             lookahead=self.geometry.lookahead,
             alignment=self.world.config.checkpoint_alignment,
         )
-        lane = Lane(int(lease.row), path, hit.tokens, hit.tokens)
+        lane = Lane(int(lease.row), path, hit.tokens, hit.tokens, hit.tokens)
         assert lane.row not in {live.row for live in self.lives}, "two leases in one row"
         live = Live(lease, prompt.namespace, list(tokens), len(tokens), not prompt.no_store, flavour, due, lane)
+        live.own_blocks = [{} for _ in self.geometry.tables] if own_blocks else None
         self.lives.append(live)
+        self.oracle.want(path)
+        self.expect_wishes(live)
         self.check()
         return live
 
@@ -96,6 +98,7 @@ class Arrivals(Lives):
         assert (story.hit_tokens, story.matched) == (hit.tokens, hit.matched), "explain and lookup disagree"
         assert Reason.NO_ROOM not in story.reasons, "only a lease gives a hit up"
         self._judge_story(prompt, path, story)
+        self.oracle.judge_path(path, self.cache.path(prompt), hit.matched)
         assert self._pool() == before, "a lookup changed the pool"
         return hit
 
@@ -137,16 +140,23 @@ class Arrivals(Lives):
 
     def probe(self, probe: Probe) -> None:
         """Look up something that is like an earlier sequence."""
-        if not self.past:
-            return
-        namespace, tokens = self.past[probe.which % len(self.past)]
+        prompt = self.probed(probe)
+        if prompt is not None:
+            self.look(prompt)
+
+    def probed(self, probe: Probe) -> Prompt | None:
+        """The prompt of a probe, if there is a sequence that it can be like: an earlier one, or one that runs."""
+        known = self.past + [(live.namespace, live.tokens) for live in self.lives]
+        if not known:
+            return None
+        namespace, tokens = known[probe.which % len(known)]
         low, high = sorted(len(tokens) * cut // 1000 for cut in probe.cuts)
         new = [100 * (probe.stream + 1) + i for i in range(probe.more)]
         # All from `low` on missing, or a piece in the middle; then something new.
         tokens = tokens[: max(1, low)] + (tokens[max(1, high) :] if probe.middle else []) + new
         if probe.elsewhere:
             namespace = self.cache.namespace(salt="" if namespace else "t")
-        self.look(Prompt(self.spelled(tokens), namespace=namespace))
+        return Prompt(self.spelled(tokens), namespace=namespace)
 
     def _parting(self, path: list[int], matched: int) -> int:
         """Where a prompt parts from a sequence that surely is known and goes on differently; 0 for nowhere."""
@@ -185,8 +195,8 @@ class Arrivals(Lives):
         text = [100 * (plan.stream + 1) + i for i in range(plan.length)]
         media = []
         if plan.image:
-            size = _IMAGES[plan.image]
-            text = [_PLACEHOLDER] * size + text
+            size = IMAGES[plan.image]
+            text = [PLACEHOLDER] * size + text
             media = [Media(0, size, plan.image)]
         symbols = self.cache.symbols(text, media=media).tokens.tolist()
         for i, symbol in enumerate(symbols):
@@ -197,20 +207,3 @@ class Arrivals(Lives):
                 assert symbol == text[i]
         room = max(0, 60 - len(symbols))
         return namespace, tokens[:room] + symbols
-
-    def spelled(self, tokens: list[int]) -> Symbols:
-        """`tokens` as a caller can give them: pictures, which may be cut off, as the cache's symbols."""
-        text = self.cache.symbols([])
-        for symbol, run in groupby(tokens):
-            left = len(list(run))
-            if symbol >= 0:
-                text = text.followed_by([symbol] * left)
-                continue
-            image = self.image_symbols[symbol]
-            size = _IMAGES[image]
-            picture = self.cache.symbols([_PLACEHOLDER] * size, media=[Media(0, size, image)])
-            self.image_symbols[int(picture.tokens[0])] = image  # another symbol, if the cache has been reset
-            while left > 0:
-                text = text.followed_by(picture[: min(left, size)])
-                left -= size
-        return text

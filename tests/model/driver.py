@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tests.model.arrivals import Arrivals
+from tests.model.keeping import Keeping
 from tests.model.lives import Flight, Live
 from tests.model.worlds import PIN_SECONDS
 
@@ -15,47 +15,55 @@ __all__ = ["Driver"]
 
 
 @dataclass
-class Driver(Arrivals):
-    """One world under test: requests come (`Arrivals`), compute in steps, and go."""
+class Driver(Keeping):
+    """One world under test: requests come (`Keeping`), compute in steps, and go."""
 
     # Steps.
 
     def begin(self, lives: Sequence[Live], chunks: Sequence[int], drafts: Sequence[int]) -> Flight | None:
         """Ask for blocks and set the step on its way."""
-        lives = [live for live in lives if not live.flying and not live.doomed]
+        most = self.world.config.steps_in_flight
+        lives = [live for live in lives if len(live.flying) < most and not live.doomed]
         if not lives:
             return None
         asked, guesses = [], []
         for live, chunk, guess in zip(lives, chunks, drafts, strict=False):
-            rest = len(live.tokens) - live.lane.computed
-            assert rest >= 1
-            assert live.lane.computed < live.lease.next_stop <= len(live.tokens), "no way to go on"
-            guess = guess if rest == 1 and live.lane.computed >= live.prompt_length else 0
-            asked.append(min(rest, chunk) + guess)
+            rest = len(live.tokens) - live.planned
+            assert live.planned == live.lease.planned
+            assert live.flying or live.planned < live.lease.next_stop <= len(live.tokens), "no way to go on"
+            guess = guess if rest == 1 and live.planned >= live.prompt_length else 0
+            # Behind a step that reaches the last known token goes one that computes the token which that one samples.
+            asked.append(max(1, min(rest, chunk)) + guess)
             guesses.append([self._answer(live, len(live.tokens) + i) for i in range(guess)])
-        rows = np.array([live.row for live in lives], dtype=np.int64)
         stops = [int(live.lease.next_stop) for live in lives]
-        step = self.cache.extend(rows, np.array(asked, dtype=np.int64))
+        if len(lives) == 1 and chunks[0] % 2:
+            step = self.cache.extend_one(lives[0].row, asked[0])
+        else:
+            rows = np.array([live.row for live in lives], dtype=np.int64)
+            step = self.cache.extend(rows, np.array(asked, dtype=np.int64))
         self._judge_grants(step, lives, asked, stops)
-        for live, granted, guess in zip(lives, step.counts, guesses, strict=True):
-            live.flying = bool(granted)
-            del guess[max(0, int(granted) - (len(live.tokens) - live.lane.computed)) :]
-        flight = Flight(step, lives, guesses)
+        flight = Flight(step, lives, guesses, step.counts.tolist(), tuple(step.exports), self._rows(lives))
+        spans = {}
+        for live, granted, guess in zip(lives, flight.counts, guesses, strict=True):
+            if granted:
+                spans[live.row] = live.planned, live.planned + granted
+                del guess[max(0, granted - (len(live.tokens) - live.planned)) :]
+                live.flying.append(granted)
+                live.lane.given = max(live.lane.given, live.planned)
         self.flights.append(flight)
-        spans = {
-            live.row: (live.lane.computed, live.lane.computed + int(c))
-            for live, c in zip(lives, step.counts, strict=True)
-            if c
-        }
         self.shadow.check_writers(list(spans), spans, {live.row: live.lane for live in self.lives}, self.cache.tables)
         self.check()
         return flight
+
+    def _rows(self, lives: Sequence[Live]) -> list[dict[int, Any]]:
+        """Block tables as the ranks get them: by table and row, as they are now."""
+        return [{live.row: table[live.row].copy() for live in lives} for table in self.cache.tables]
 
     def _judge_grants(self, step: Any, lives: list[Live], asked: list[int], stops: list[int]) -> None:
         for i, live in enumerate(lives):
             granted, start = int(step.counts[i]), int(step.starts[i])
             assert int(step.rows[i]) == live.row
-            assert start == live.lane.computed
+            assert start == live.planned
             assert bool(step.exhausted[i]) == (granted == 0)
             assert granted <= asked[i]
             if self.world.roomy:
@@ -69,7 +77,7 @@ class Driver(Arrivals):
     def land_all(self) -> None:
         """Let every step on its way land."""
         while self.flights:
-            self.complete(self.flights[0], [0], shorter=False, fails=False)
+            self.complete(self.flights[0], [0], shorter=0, fails=False)
 
     def go_on(self, live: Live, chunks: Sequence[int], answer: int) -> None:
         """Compute the rest of a prompt and some tokens of the answer, as far as memory allows, and finish."""
@@ -81,36 +89,52 @@ class Driver(Arrivals):
             flight = self.begin([live], [chunks[i % len(chunks)]], [0])
             assert flight is not None
             granted = bool(flight.step.counts[0])
-            self.complete(flight, [0], shorter=False, fails=False)
+            self.complete(flight, [0], shorter=0, fails=False)
             if not granted:
                 self.end(live, "preempt")
                 return
         self.end(live, "abort" if live.doomed else "finish")
 
-    def complete(self, flight: Flight, accepted: Sequence[int], shorter: bool, fails: bool) -> None:
-        """The ranks do a step, or fail in it. Steps land in the order in which they were begun."""
+    def complete(self, flight: Flight, accepted: Sequence[int], shorter: int, fails: bool) -> None:
+        """The ranks do a step, or fail in it. Steps land in the order in which they were begun.
+
+        Args:
+            flight: The oldest step under way.
+            accepted: How many drafts are right, in turn.
+            shorter: 1: not all tokens count; 2: none counts, where the engine can do the step again.
+            fails: The ranks fail.
+        """
         assert self.flights[0] is flight
         self.flights.pop(0)
         step = flight.step
         lanes = {live.row: live.lane for live in flight.lives}
-        self.shadow.prepare(step, lanes, self.cache.tables)
+        self.shadow.prepare(step, lanes, flight.rows)
         for i, live in enumerate(flight.lives):
-            start, stop = int(step.starts[i]), int(step.starts[i] + step.counts[i])
-            if stop > start:
+            start, stop = int(step.starts[i]), int(step.starts[i]) + flight.counts[i]
+            if stop > start and not step.counts[i]:
+                self._waste(flight, live.row, start, stop)
+            elif stop > start:
                 written = self._written(live, flight.drafts[i], fails)
-                self.shadow.forward(live.row, start, stop, written, live.lane, self.cache.tables)
+                self.shadow.forward(live.row, start, stop, written, live.lane, flight.rows)
                 inside = self.world.config.exports_inside
                 for export in step.exports:
                     if int(export.row) == live.row:
-                        self.shadow.export(export, start, stop, written, self.cache.tables, inside)
+                        self.shadow.export(export, start, stop, written, flight.rows, inside)
         if fails:
             self.cache.fail(step)
             for i, live in enumerate(flight.lives):
                 if step.counts[i]:
-                    live.flying, live.doomed = False, True
-        else:
+                    live.doomed = True
+                    self._judge_undone(live, undone=True)
+        elif step.counts.any() or not sum(flight.counts):
             self._commit(flight, accepted, shorter)
         self.check()
+
+    def _waste(self, flight: Flight, row: int, start: int, stop: int) -> None:
+        """The ranks compute what the step before has undone: nonsense, which nobody may read."""
+        path = self.names.path(-1, [0] * (stop + self.geometry.lookahead + 1))
+        exports = [export for export in flight.exports if int(export.row) == row]
+        self.shadow.waste(row, start, stop, path, flight.rows, exports)
 
     def _written(self, live: Live, drafts: list[int], poison: bool) -> list[int]:
         """Names of what the ranks write: the known path and the drafts; nonsense where they fail."""
@@ -121,20 +145,22 @@ class Driver(Arrivals):
             path.append(self.names.child(path[-1], token))
         return path
 
-    def _commit(self, flight: Flight, accepted: Sequence[int], shorter: bool) -> None:
-        step = flight.step
-        counts = np.array(step.counts, dtype=np.int64)
+    def _commit(self, flight: Flight, accepted: Sequence[int], shorter: int) -> None:
+        step, granted = flight.step, flight.step.counts.tolist()
+        counts = np.array(granted, dtype=np.int64)
         width = 1 + max((len(d) for d in flight.drafts), default=0)
         sampled = np.zeros((len(flight.lives), width), dtype=np.int32)
         real = np.zeros(len(flight.lives), dtype=np.int64)
         for i, live in enumerate(flight.lives):
-            if not step.counts[i]:
+            if not granted[i]:
                 continue
             drafts = flight.drafts[i]
             right = len(drafts) if self.stateful else min(accepted[i % len(accepted)], len(drafts))
             counts[i] -= len(drafts) - right
-            if shorter and not drafts and not self.stateful and counts[i] > 1:
+            if shorter == 1 and not drafts and not self.stateful and counts[i] > 1:
                 counts[i] -= 1
+            if shorter == 2 and not drafts and (not self.stateful or live.lane.computed == live.lane.first):
+                counts[i] = 0  # the engine can do all of it again: it has the state from which it began
             if live.lane.computed + counts[i] >= len(live.tokens):
                 new = [*drafts[:right], self._answer(live, len(live.tokens) + right)]
                 sampled[i, : len(new)], real[i] = new, len(new)
@@ -144,11 +170,25 @@ class Driver(Arrivals):
         else:
             self.cache.commit(step, counts, sampled, real)
         for i, live in enumerate(flight.lives):
-            if step.counts[i]:
-                live.flying = False
+            if granted[i]:
+                self._judge_undone(live, undone=int(counts[i]) < granted[i])
                 assert live.lease.computed == live.lane.computed
                 assert live.lease.tokens == len(live.tokens)
-                self._judge_kept(live, int(step.starts[i]))
+                if counts[i]:
+                    self._judge_kept(live, int(step.starts[i]))
+
+    def _judge_undone(self, live: Live, *, undone: bool) -> None:
+        """A step that was cut short or failed undoes the one behind it, for this lease alone."""
+        live.flying = []
+        for flight in self.flights:
+            for i, other in enumerate(flight.lives):
+                if other is live and flight.counts[i]:
+                    left = int(flight.step.counts[i])
+                    assert left == (0 if undone else flight.counts[i]), f"{left} of {flight.counts[i]} tokens are left"
+                    exports = [export for export in flight.step.exports if int(export.row) == live.row]
+                    assert not exports or left, "an export of a step that was undone"
+                    if left:
+                        live.flying.append(left)
 
     def _learn(self, live: Live, count: int, sampled: list[int]) -> None:
         """Tell the oracle before the cache is told, because events come from inside the cache's commit."""
@@ -193,6 +233,10 @@ class Driver(Arrivals):
                 self.oracle.must_know(lane.path, lane.computed)
         getattr(self.cache, how)(np.array([live.row], dtype=np.int64))
         self.lives.remove(live)
+        if self.objections:
+            raise self.objections[0]
+        self.judge_wishes(live, ended=True)
+        del self.outcomes[live.row]
         self.past.append((live.namespace, list(live.tokens)))
         if publish and lane.computed > lane.first and self.world.roomy:
             proved = len(live.tokens) - self.geometry.lookahead
@@ -204,18 +248,6 @@ class Driver(Arrivals):
                 assert key in self.oracle.checkpoints, f"{how} donated nothing"
         self.check()
 
-    def reset(self) -> None:
-        """Forget everything; running requests go on for themselves."""
-        report = self.cache.reset()
-        assert report.leases_detached == len(self.lives)
-        self.oracle.reset()
-        self.namespaces.clear()
-        for live in self.lives:
-            live.attached = live.publish = False
-        self.check()
-        if not self.lives:
-            assert self.cache.free_blocks == self.world.config.blocks
-
     def close(self) -> None:
         """End everything: nothing may leak."""
         self.land_all()
@@ -226,7 +258,7 @@ class Driver(Arrivals):
         assert falls.reused + sum(falls.lost.values()) == self.admitted, "the waterfall's lines do not sum up"
         assert not self.lives, [(v.row, v.flying, v.doomed) for v in self.lives]
         assert self.cache.stats().leased == 0, f"blocks are still leased and nobody runs: {self.cache.stats()}"
-        self.now += 2 * PIN_SECONDS
+        self.now += 4 * PIN_SECONDS
         assert self.cache.stats().pinned == 0, "a pin does not end"
         self.cache.check()
         self.reset()

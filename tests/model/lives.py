@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from tests.model.oracle import Names, Oracle
 from tests.model.shadow import Lane, Shadow
 from tests.model.worlds import World
 
-from headway.cache import PrefixCache, ResidentShrunk, TableKind
+from headway.cache import Media, PrefixCache, ResidentShrunk, Symbols, TableKind
 
-__all__ = ["Flight", "Live", "Lives"]
+__all__ = ["IMAGES", "PLACEHOLDER", "Clock", "Flight", "Live", "Lives"]
+
+IMAGES = {"x": 3, "y": 5}
+"""Placeholders that each picture takes."""
+PLACEHOLDER = 7
+
+logging.getLogger("headway.cache").addHandler(logging.NullHandler())
+logging.getLogger("headway.cache").propagate = False  # failing listeners are told there, and there are many
+
+
+def _fail(event: Any) -> None:
+    raise RuntimeError("this listener always fails")
 
 
 @dataclass
@@ -28,8 +41,9 @@ class Live:
         due: Positions at which checkpoints are due while the prompt is computed.
         lane: What the device knows of it.
         doomed: Its step failed: it can only be aborted.
-        flying: It is in a step that has not been committed.
+        flying: Tokens that each of its steps under way computes, oldest first.
         attached: No reset has come over it.
+        own_blocks: It keeps its own blocks: what stood in its row when it was seen last, by table.
     """
 
     lease: Any
@@ -41,8 +55,14 @@ class Live:
     due: set[int]
     lane: Lane
     doomed: bool = False
-    flying: bool = False
+    flying: list[int] = field(default_factory=list)
     attached: bool = True
+    own_blocks: list[dict[int, int]] | None = None
+
+    @property
+    def planned(self) -> int:
+        """Tokens computed when all its steps under way are done."""
+        return self.lane.computed + sum(self.flying)
 
     @property
     def row(self) -> int:
@@ -52,11 +72,33 @@ class Live:
 
 @dataclass
 class Flight:
-    """A step on its way through the ranks."""
+    """A step on its way through the ranks.
+
+    Attributes:
+        step: The step.
+        lives: Its requests.
+        drafts: Draft tokens of each.
+        counts: What was granted to each: the step before may undo it.
+        exports: What was to be exported.
+        rows: The block tables that the ranks were given, by row.
+    """
 
     step: Any
     lives: list[Live]
     drafts: list[list[int]]
+    counts: list[int]
+    exports: tuple[Any, ...]
+    rows: list[dict[int, Any]]
+
+
+@dataclass
+class Clock:
+    """A time that the tests set, which is copied with the cache that reads it."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @dataclass
@@ -75,7 +117,7 @@ class Lives:
     """
 
     world: World
-    now: float = 0.0
+    clock: Clock = field(default_factory=lambda: Clock())
     lives: list[Live] = field(default_factory=list)
     past: list[tuple[int, list[int]]] = field(default_factory=list)
     namespaces: set[int] = field(default_factory=set)
@@ -86,7 +128,7 @@ class Lives:
 
     def __post_init__(self) -> None:
         config = self.world.config
-        self.cache = PrefixCache(config, clock=lambda: self.now)
+        self.cache = PrefixCache(config, clock=self.clock)
         if self.world.arrays:  # take the way of large batches for small ones too
             self.cache._leases.plain = False
         self.geometry = self.cache.geometry
@@ -97,8 +139,24 @@ class Lives:
             self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept, clock=lambda: self.now
         )
         self.shadow = Shadow(self.geometry, config.blocks, self.names)
-        self.cache.subscribe(self._listen)
+        self.listen()
         self.check()
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self.clock.now
+
+    @now.setter
+    def now(self, value: float) -> None:
+        self.clock.now = value
+
+    def listen(self) -> None:
+        """Listen to the cache, among listeners that fail and one that goes away."""
+        self.cache.subscribe(_fail)
+        end = self.cache.subscribe(lambda event: end())
+        self.cache.subscribe(self._listen)
+        self.cache.subscribe(_fail)
 
     def _listen(self, event: Any) -> None:
         """Judge an event. The cache keeps to itself what listeners raise, so that waits for the next check."""
@@ -120,16 +178,38 @@ class Lives:
                 assert path[event.keep + 1 + ahead] not in kept, "what a running request resumed from was evicted"
 
     def check(self) -> None:
-        """Invariants that can be seen from outside."""
+        """The cache's own invariants, once per operation, and those that can be seen from outside."""
+        self.cache.check()
         if self.objections:
             raise self.objections[0]
         cache, blocks = self.cache, self.world.config.blocks
-        stats = cache.stats()
+        stats = self.stats = cache.stats()
         assert cache.leases == len(self.lives)
         assert cache.free_blocks == stats.free
         assert min(stats.free, stats.leased, stats.pinned, stats.evictable) >= 0
         assert stats.free + stats.leased + stats.pinned + stats.evictable == blocks, f"blocks are missing: {stats}"
+        kept_twice = stats.free + stats.evictable - cache.available
+        several = len(self.geometry.prefix_tables) > 1  # a block of one may be kept for the sake of another
+        assert kept_twice == 0 or (kept_twice > 0 and several), f"{cache.available} are available: {stats}"
+        self._check_own_blocks()
+        assert stats.checkpoints == len(self.oracle.checkpoints)
         assert not self.world.roomy or not self.oracle.evictions, "something was evicted from a pool that has room"
+
+    def _check_own_blocks(self) -> None:
+        """An entry of the row of a lease with its own blocks never changes, but for windows and chunks that end."""
+        for live in self.lives:
+            if live.own_blocks is None:
+                continue
+            for table in self.geometry.tables:
+                local = table.kind in (TableKind.WINDOW, TableKind.CHUNK)
+                row = self.cache.tables[table.index][live.row]
+                for index, block in live.own_blocks[table.index].items():
+                    now = int(row[index])
+                    assert now == block or (local and now < 0), f"entry {index} of row {live.row} was {block}, is {now}"
+                width = live.lane.given // table.span if table.span else 0
+                if live.lane.given > live.lane.first:
+                    width = -(-live.lane.given // table.span) if table.span else table.state_blocks
+                live.own_blocks[table.index] = {i: int(row[i]) for i in range(width) if row[i] >= 0}
 
     def _pool(self) -> tuple[int, int, int]:
         stats = self.cache.stats()
@@ -140,3 +220,20 @@ class Lives:
 
     def _answer(self, live: Live, position: int) -> int:
         return 900 + 10 * live.flavour + position % 7
+
+    def spelled(self, tokens: list[int]) -> Symbols:
+        """`tokens` as a caller can give them: pictures, which may be cut off, as the cache's symbols."""
+        text = self.cache.symbols([])
+        for symbol, run in groupby(tokens):
+            left = len(list(run))
+            if symbol >= 0:
+                text = text.followed_by([symbol] * left)
+                continue
+            image = self.image_symbols[symbol]
+            size = IMAGES[image]
+            picture = self.cache.symbols([PLACEHOLDER] * size, media=[Media(0, size, image)])
+            self.image_symbols[int(picture.tokens[0])] = image  # another symbol, if the cache has been reset
+            while left > 0:
+                text = text.followed_by(picture[: min(left, size)])
+                left -= size
+        return text

@@ -12,6 +12,7 @@ It shares nothing with the implementation: no tree, no blocks, no reference coun
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +20,10 @@ from typing import Any, NamedTuple
 from headway.cache import Reason
 
 __all__ = ["Names", "Oracle", "due_positions"]
+
+
+_LITTLE = 5.0
+"""Seconds: the time of a cache goes on by itself while it is written and read again. The tests' own goes in leaps."""
 
 
 class Names:
@@ -93,6 +98,7 @@ class Oracle:
         evicted: Key -> the checkpoint that was evicted there last, where none was taken again.
         trimmed: Keys of what was resident, was evicted, and is not resident again.
         evictions: Every removal by eviction: what, and its key.
+        wanted: Requests whose prompt goes beyond each key: an upper bound of the uses of a checkpoint there.
     """
 
     names: Names
@@ -107,6 +113,7 @@ class Oracle:
     evicted: dict[int, Gone] = field(default_factory=dict)
     trimmed: dict[int, Gone] = field(default_factory=dict)
     evictions: list[tuple[str, int]] = field(default_factory=list)
+    wanted: Counter[int] = field(default_factory=Counter)
 
     # What the cache tells.
 
@@ -163,12 +170,25 @@ class Oracle:
         """By the rules, what was computed of the first `tokens` tokens of this path is known from now on."""
         self.surely.update(key for key in path[self.lookahead + 1 : tokens + 1] if key in self.computed)
 
+    def want(self, path: Sequence[int]) -> None:
+        """A request begins: it could resume anywhere before its last token."""
+        self.wanted.update(path if self.lookahead else path[:-1])
+
     def reset(self) -> None:
         """Everything is forgotten."""
         assert not self.checkpoints, "checkpoints survived a reset"
         assert not self.resident, "resident tokens survived a reset"
-        for kept in (self.computed, self.surely, self.evicted, self.trimmed):
+        for kept in (self.computed, self.surely, self.evicted, self.trimmed, self.wanted):
             kept.clear()
+
+    def forget(self, gone: set[int]) -> None:
+        """These prefixes are forgotten."""
+        assert not gone & self.checkpoints.keys(), "a forgotten prefix has a checkpoint"
+        assert not gone & self.resident, "a forgotten prefix is resident"
+        self.surely -= gone
+        for kept in (self.computed, self.evicted, self.trimmed, self.wanted):
+            for key in gone & kept.keys():
+                del kept[key]
 
     # What is right.
 
@@ -213,6 +233,27 @@ class Oracle:
         while position + self.lookahead + 1 < len(path) and path[position + self.lookahead + 1] in self.resident:
             position += 1
         return position
+
+    def judge_path(self, path: Sequence[int], told: Any, matched: int) -> None:
+        """What is told of a known path must be what is known of it."""
+        ahead, end = self.lookahead, max(0, matched - self.lookahead)
+        assert told.matched == end
+        assert [part.start for part in told.parts] == [0, *(part.stop for part in told.parts)][: len(told.parts)]
+        assert (told.parts[-1].stop if told.parts else 0) == end
+        keys = {p: path[p + ahead] for p in range(1, end + 1)}
+        for part in told.parts:
+            inside = {p: key for p, key in keys.items() if part.start < p <= part.stop}
+            resident = sum(key in self.resident for key in inside.values())
+            assert min(part.resident, part.stop) - part.start == resident
+            assert all(inside[p] in self.computed for p in inside if p <= part.computed), f"not all is computed: {part}"
+            known = {p: self.checkpoints[key] for p, key in inside.items() if key in self.checkpoints}
+            kept = [one for one in part.checkpoints if one.position <= part.stop]
+            assert {one.position: one.kind for one in kept} == known
+            for one in (*kept, *(lost for lost in part.lost if lost.position <= part.stop)):
+                most = self.wanted[inside[one.position]]
+                assert one.uses <= most, f"{one}, but {most} requests went on behind it"
+            for lost in part.lost:
+                assert lost.position > part.stop or inside[lost.position] in self.evicted, f"{lost} did not go"
 
     # Whether what is said is true.
 
@@ -295,7 +336,10 @@ class _Judge:
         if told.cause != "evicted" or (oracle.tails and told.position != loss.stop):
             return f"{told} is not about {loss.stop}"
         right = {(gone[key].kind, oracle.clock() - gone[key].when) for key in keys}
-        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < 1e-6]
+        if not oracle.tails:  # an edge knows when something of it went last
+            oldest = max(age for _, age in right)
+            return "" if told.kind == "path" and -_LITTLE < told.age < oldest + _LITTLE else f"{told}: {right}"
+        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < _LITTLE]
         return "" if found else f"told is {told}, right is one of {right}"
 
     def _state_never_taken(self, loss: Any) -> str:

@@ -35,12 +35,14 @@ class Lane:
         path: Names of every prefix of its known tokens (element n: the first n tokens).
         computed: Tokens whose entries are written and committed.
         first: Where it resumed.
+        given: Tokens up to which it was ever given blocks.
     """
 
     row: int
     path: list[int]
     computed: int
     first: int
+    given: int = 0
     wrote: set[int] = field(default_factory=set)
 
 
@@ -226,6 +228,24 @@ class Shadow:
         assert not set(map(int, export.destination)) & set(map(int, export.source)), "an export onto itself"
         self._write_state(export.destination, written[position])
 
+    def waste(
+        self, row: int, start: int, stop: int, written: Sequence[int], tables: Any, exports: Sequence[Any]
+    ) -> None:
+        """Write nonsense where a step that does not count any more writes: its rows, states and exports."""
+        for table in self.geometry.tables:
+            blocks = np.asarray(tables[table.index][row])
+            if table.kind is TableKind.STATE:
+                self._write_state(blocks[: table.state_blocks], written[stop])
+                continue
+            for block in blocks[start // table.span : (stop - 1) // table.span + 1].tolist():
+                self._claim(block, table.index)
+            positions = np.arange(start, stop)
+            for rank in range(table.shards):
+                slots = table.slots(positions, rank, blocks)
+                self.tokens[table.index][rank].reshape(-1)[slots[slots >= 0]] = _NOTHING
+        for export in exports:
+            self._write_state(export.destination, written[stop])
+
     def check_writers(
         self, rows: Sequence[int], spans: dict[int, tuple[int, int]], lanes: dict[int, Lane], tables: Any
     ) -> None:
@@ -250,7 +270,11 @@ class Shadow:
     ) -> None:
         for theirs in self.geometry.tables:
             held = np.asarray(tables[theirs.index][other])
-            width = theirs.state_blocks if theirs.kind is TableKind.STATE else -(-lane.computed // theirs.span)
+            started = lane.given > lane.first  # else it has no running state yet, and no copy of a block to write in
+            if theirs.kind is TableKind.STATE:
+                width = theirs.state_blocks if started else 0
+            else:
+                width = -(-lane.computed // theirs.span) if started else lane.first // theirs.span
             for j in range(width):
                 block = int(held[j])
                 if block < 0 or block not in targets:

@@ -1,7 +1,8 @@
 """A stateful random test: the real cache beside an oracle and a shadow device.
 
-`HEADWAY_EXAMPLES` sets the number of examples (2,000 in CI), `HEADWAY_STEPS` how long each is at most. A failure prints
-the shortest steps found that lead to it, and the `HEADWAY_SEED` with which to run it again.
+`HEADWAY_EXAMPLES` sets the number of examples (2,000 in CI), `HEADWAY_STEPS` how long each is at most. `make slow`
+tries 20,000, or `HEADWAY_SLOW_EXAMPLES`. A failure prints the shortest steps found that lead to it (with
+`HEADWAY_SHRINK=0` the first ones found), and the `HEADWAY_SEED` with which to run it again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 import sys
 
 import pytest
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tests.model.driver import Driver
@@ -24,6 +25,8 @@ PARTS = 4
 SEED = int(os.environ.get("HEADWAY_SEED", random.SystemRandom().randrange(2**32)))
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "2000"))
 STEPS = int(os.environ.get("HEADWAY_STEPS", "50"))
+SLOW_EXAMPLES = int(os.environ.get("HEADWAY_SLOW_EXAMPLES", "20000"))
+PHASES = (Phase.generate,) if os.environ.get("HEADWAY_SHRINK") == "0" else (Phase.generate, Phase.shrink)
 
 _CHUNKS = st.lists(st.sampled_from([1, 2, 3, 4, 6, 9, 64]), min_size=1, max_size=3)
 _COUNTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
@@ -89,19 +92,23 @@ class CacheMachine(RuleBasedStateMachine):
         self.driver.land_all()
         flight = self.driver.begin(self.some(which, many), chunks * 8, drafts * 8)
         if flight:
-            self.driver.complete(flight, accepted, shorter=shorter == 1, fails=fails == 1)
+            self.driver.complete(flight, accepted, shorter=shorter if shorter < 3 else 0, fails=fails == 1)
 
-    @precondition(lambda self: self.running() and len(self.driver.flights) < 2)
-    @rule(which=_WHICH, many=st.integers(0, 1), chunks=_CHUNKS)
-    def begin(self, which: int, many: int, chunks: list[int]) -> None:
-        """Set a step on its way; other things happen before it lands."""
-        self.driver.begin(self.some(which, many), chunks * 8, [0] * 8)
+    @precondition(lambda self: self.running() and len(self.driver.flights) < 3)
+    @rule(which=_WHICH, many=st.integers(0, 1), chunks=_CHUNKS, drafts=_COUNTS, twice=st.booleans())
+    def begin(self, which: int, many: int, chunks: list[int], drafts: list[int], twice: bool) -> None:
+        """Set a step on its way, perhaps two; other things happen before they land."""
+        some = self.some(which, many)
+        self.driver.begin(some, chunks * 8, drafts * 8)
+        if twice:
+            self.driver.begin(some, chunks * 8, [0] * 8)
 
     @precondition(lambda self: bool(self.driver.flights))
-    @rule(fails=st.integers(0, 3))
-    def land(self, fails: int) -> None:
+    @rule(accepted=_COUNTS, shorter=st.integers(0, 5), fails=st.integers(0, 5))
+    def land(self, accepted: list[int], shorter: int, fails: int) -> None:
         """The oldest step lands, or fails."""
-        self.driver.complete(self.driver.flights[0], [0], shorter=False, fails=fails == 1)
+        shorter = shorter if shorter < 3 else 0
+        self.driver.complete(self.driver.flights[0], accepted, shorter=shorter, fails=fails == 1)
 
     @precondition(running)
     @rule(which=_WHICH, how=st.sampled_from(["preempt", "come back", "abort", "finish", "finish"]))
@@ -123,6 +130,26 @@ class CacheMachine(RuleBasedStateMachine):
         elif rare in (2, 3):
             self.driver.now += PIN_SECONDS * 0.6
 
+    @rule(probe=probes(), what=st.sampled_from(["unpin", "forget", "namespace", "foreign"]))
+    def operate(self, probe: Probe, what: str) -> None:
+        """Lift pins, forget a part, or try a hit of another cache."""
+        if what == "unpin":
+            self.driver.unpin(probe)
+        elif what == "forget":
+            self.driver.forget(probe)
+        elif what == "foreign":
+            self.driver.refuse_a_foreign_hit(probe)
+        elif probe.more == 3:
+            self.driver.forget_namespace(probe.which)
+
+    @rule(how=st.sampled_from(["deepcopy", "pickle", "save", "available"]))
+    def copy(self, how: str) -> None:
+        """Go on with a copy, or try on a copy what can be had."""
+        if how == "available":
+            self.driver.take_all_that_is_available()
+        else:
+            self.driver.go_on_with_a_copy(how)
+
     def teardown(self) -> None:
         if hasattr(self, "driver") and sys.exc_info()[0] is None:  # a failure on its way out says more than this
             self.driver.close()
@@ -131,14 +158,28 @@ class CacheMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(1700)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_cache_beside_oracle_and_device(part: int) -> None:
-    number = SEED + part
+    search(SEED + part, -(-EXAMPLES // PARTS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_cache_beside_oracle_and_device_for_long(part: int) -> None:
+    number = SEED + PARTS + part
+    print(f"seed {number}")
+    search(number, -(-SLOW_EXAMPLES // PARTS))
+
+
+def search(number: int, examples: int) -> None:
+    """Try random runs, from one seed."""
     machine = type("CacheMachine", (CacheMachine,), {})
     try:
         run_state_machine_as_test(
             seed(number)(machine),
             settings=settings(
-                max_examples=-(-EXAMPLES // PARTS),
+                max_examples=examples,
                 stateful_step_count=STEPS,
+                phases=PHASES,
                 deadline=None,
                 database=None,
                 print_blob=True,
@@ -146,7 +187,6 @@ def test_cache_beside_oracle_and_device(part: int) -> None:
             ),
         )
     except BaseException as error:
-        error.add_note(
-            f"To run it again: HEADWAY_SEED={number} HEADWAY_EXAMPLES={EXAMPLES} pytest tests/model -k 'device and 0'"
-        )
+        again = f"HEADWAY_SEED={number} HEADWAY_EXAMPLES={PARTS * examples}"
+        error.add_note(f"To run it again: {again} pytest tests/model -k 'device and 0'")
         raise

@@ -9,7 +9,21 @@ import pytest
 from tests.model.oracle import Names, Oracle, due_positions
 from tests.model.shadow import Lane, Shadow
 
-from headway.cache import CacheGeometry, FullAttention, ParallelLayout, Recurrent, SlidingWindow
+from headway.cache import (
+    CacheGeometry,
+    Evicted,
+    Explanation,
+    FullAttention,
+    KeptCheckpoint,
+    Loss,
+    ParallelLayout,
+    Path,
+    PathPart,
+    Reason,
+    Recurrent,
+    SlidingWindow,
+    WentCheckpoint,
+)
 
 
 def event(name: str, position: int, tokens: list[int], **more: object) -> object:
@@ -71,8 +85,8 @@ def test_oracle_follows_the_resident_end() -> None:
 def test_oracle_objects_to_a_hit_that_is_too_shallow_or_too_deep() -> None:
     oracle = Oracle(Names(), lookahead=0, tails=False, ghosts_kept=True)
     path = oracle.names.path(0, range(8))
-    oracle.enter(path, surely=True)
     oracle.commit(path, 8)
+    oracle.must_know(path, 8)
     oracle.on_event(event("ResidentGrown", 5, list(range(5))))
     oracle.judge_hit(path, 5, 8, [])
     for wrong in (4, 6):
@@ -80,6 +94,108 @@ def test_oracle_objects_to_a_hit_that_is_too_shallow_or_too_deep() -> None:
             oracle.judge_hit(path, wrong, 8, [])
     with pytest.raises(AssertionError, match="matched"):
         oracle.judge_hit(path, 5, 7, [])
+
+
+def story(path: list[int], hit: int, matched: int, *losses: Loss) -> Explanation:
+    return Explanation(len(path) - 1, hit, matched, losses)
+
+
+def judge(oracle: Oracle, path: list[int], told: Explanation, *, running: object = (), elsewhere: object = ()) -> None:
+    oracle.judge_story(path, told, running, elsewhere)  # type: ignore[arg-type]
+
+
+def test_oracle_objects_to_an_eviction_that_was_not() -> None:
+    oracle = Oracle(Names(), lookahead=0, tails=True, ghosts_kept=True, clock=lambda: 5.0)
+    path = oracle.names.path(0, range(10))
+    oracle.commit(path, 10)
+    for position in (4, 6):
+        oracle.on_event(event("CheckpointStored", position, list(range(position)), kind="breakpoint"))
+    oracle.on_event(event("CheckpointRemoved", 6, list(range(6)), kind="breakpoint", cause="evicted"))
+    last = Loss(Reason.LAST_TOKEN, 9, 10)
+    never = Loss(Reason.STATE_NEVER_TAKEN, 6, 9)
+    right = Loss(Reason.EVICTED, 4, 6, Evicted(6, "breakpoint", "evicted", 0.0))
+    judge(oracle, path, story(path, 4, 10, right, never, last))
+    for line, rest, wrong in (
+        (Loss(Reason.EVICTED, 4, 7, Evicted(7, "breakpoint", "evicted", 0.0)), 7, "no checkpoint was evicted at 7"),
+        (Loss(Reason.EVICTED, 4, 6, Evicted(6, "junction", "evicted", 0.0)), 6, "right is one of"),
+        (Loss(Reason.EVICTED, 4, 6, Evicted(6, "breakpoint", "evicted", 20.0)), 6, "right is one of"),
+        (Loss(Reason.STATE_NEVER_TAKEN, 4, 9), 9, "the breakpoint checkpoint at 6 was evicted"),
+        (Loss(Reason.STILL_COMPUTING, 4, 9), 9, "nobody who runs has 4 in its prompt"),
+        (Loss(Reason.LOOKAHEAD, 4, 9), 9, "right is"),
+        (Loss(Reason.OTHER_NAMESPACE, 4, 9), 9, "10 tokens are known in its own"),
+        (Loss(Reason.PARTED, 4, 9), 9, "10 tokens are known"),
+        (Loss(Reason.NO_ROOM, 4, 9), 9, "4 tokens are there"),
+    ):
+        lines = (line, *(never._replace(start=rest),) * (rest < 9), last)
+        with pytest.raises(AssertionError, match=wrong):
+            judge(oracle, path, story(path, 4, 10, *lines))
+
+
+def test_oracle_objects_to_what_nobody_computes() -> None:
+    oracle = Oracle(Names(), lookahead=0, tails=True, ghosts_kept=True)
+    path = oracle.names.path(0, range(10))
+    oracle.commit(path, 4)
+    oracle.must_know(path, 4)
+    last = Loss(Reason.LAST_TOKEN, 9, 10)
+
+    def told(computed: int) -> Explanation:
+        lines = Loss(Reason.STATE_NEVER_TAKEN, 0, computed), Loss(Reason.STILL_COMPUTING, computed, 9)
+        return story(path, 0, 10, *(line for line in lines if line.start < line.stop), last)
+
+    judge(oracle, path, told(4), running=[path])
+    with pytest.raises(AssertionError, match="nobody who runs has 7 in its prompt"):
+        judge(oracle, path, told(4), running=[path[:8]])
+    with pytest.raises(AssertionError, match="3 has been computed"):
+        judge(oracle, path, told(3), running=[path])
+    with pytest.raises(AssertionError, match="nobody computed 4"):
+        judge(oracle, path, told(9), running=[path])
+
+
+def test_oracle_objects_to_lines_that_do_not_cover() -> None:
+    oracle = Oracle(Names(), lookahead=0, tails=True, ghosts_kept=True)
+    path = oracle.names.path(0, range(10))
+    for lines in ((Loss(Reason.NOTHING_MATCHED, 0, 9),), (Loss(Reason.NOTHING_MATCHED, 1, 10),), ()):
+        with pytest.raises(AssertionError, match="losses do not"):
+            judge(oracle, path, story(path, 0, 0, *lines))
+
+
+def test_oracle_asks_for_another_namespace_that_knows_more() -> None:
+    oracle = Oracle(Names(), lookahead=0, tails=False, ghosts_kept=True)
+    path, other = (oracle.names.path(namespace, range(10)) for namespace in (0, 1))
+    oracle.commit(other, 6)
+    oracle.must_know(other, 6)
+
+    def told(elsewhere: int) -> Explanation:
+        lines = Loss(Reason.OTHER_NAMESPACE, 0, elsewhere), Loss(Reason.NOTHING_MATCHED, elsewhere, 10)
+        return story(path, 0, 0, *(line for line in lines if line.start < line.stop))
+
+    judge(oracle, path, told(6), elsewhere=[other])
+    with pytest.raises(AssertionError, match="another namespace knows 6 tokens"):
+        judge(oracle, path, told(0), elsewhere=[other])
+    with pytest.raises(AssertionError, match="others know 6 tokens"):
+        judge(oracle, path, told(7), elsewhere=[other])
+
+
+def test_oracle_objects_to_a_path_that_is_told_wrongly() -> None:
+    oracle = Oracle(Names(), lookahead=0, tails=True, ghosts_kept=True)
+    path = oracle.names.path(0, range(10))
+    oracle.want(path)
+    oracle.commit(path, 8)
+    oracle.on_event(event("ResidentGrown", 4, [0, 1, 2, 3]))
+    oracle.on_event(event("CheckpointStored", 4, [0, 1, 2, 3], kind="breakpoint"))
+    kept = KeptCheckpoint(4, "breakpoint", 1, False)
+    right = PathPart(0, 8, 8, 4, 8, (kept,), (), (), 0, 0)
+    oracle.judge_path(path, Path(8, (right,)), 8)
+    for wrong in (
+        right._replace(resident=5),
+        right._replace(computed=9, stop=9),
+        right._replace(checkpoints=()),
+        right._replace(checkpoints=(kept._replace(kind="junction"),)),
+        right._replace(checkpoints=(kept._replace(uses=2),)),
+        right._replace(lost=(WentCheckpoint(6, "junction", "evicted", 0.0, 0),)),
+    ):
+        with pytest.raises(AssertionError):
+            oracle.judge_path(path, Path(wrong.stop, (wrong,)), wrong.stop)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +315,7 @@ def test_entries_made_with_other_later_tokens_are_found() -> None:
 def test_two_writers_of_one_block_are_found() -> None:
     shadow, names = device(FullAttention("a", 4))
     path = names.path(0, range(8))
-    lanes = {0: Lane(0, path, 2, 0), 1: Lane(1, path, 3, 0)}
+    lanes = {0: Lane(0, path, 2, 0, 2), 1: Lane(1, path, 3, 0, 3)}
     tables = [np.array([[3], [3]], dtype=np.int32)]
     with pytest.raises(AssertionError, match="is written at"):
         shadow.check_writers([0], {0: (2, 3)}, lanes, tables)

@@ -103,7 +103,7 @@ def worlds(draw: st.DrawFn) -> World:
     while not _fits(groups, layout, block_tokens):
         block_tokens *= 2
     roomy = draw(st.integers(0, 2)) == 0
-    history = draw(st.sampled_from([None, None, 0, 1000, 4000]))
+    history = draw(st.sampled_from([None, None, 0, 20, 100]))
     config = CacheConfig(
         groups=tuple(groups),
         blocks=ROOMY if roomy else _tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
@@ -115,9 +115,10 @@ def worlds(draw: st.DrawFn) -> World:
         exports_inside=draw(st.booleans()),
         max_leases=draw(st.sampled_from([1, 2, 8])),
         pin_seconds=PIN_SECONDS,
+        pin_share=draw(st.sampled_from([0.5, 0.5, 0.25, 1.0])),
+        steps_in_flight=draw(st.sampled_from([1, 2])),
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
-        history_bytes=history,
-        check=True,
+        history_tokens=history,
     )
     return World(config, roomy, history is None, draw(st.booleans()))
 
@@ -152,7 +153,9 @@ class Plan:
         marks: Breakpoints, per mille of the prompt.
         edges: Message boundaries, per mille of the prompt.
         pin: Tokens to pin, per mille of the prompt; 0 for none.
+        pin_seconds: For how long; None for as long as the configuration says.
         no_store: Leave nothing behind.
+        own_blocks: Keep its own blocks until it ends.
         flavour: Which answer the model gives.
     """
 
@@ -166,7 +169,9 @@ class Plan:
     marks: tuple[int, ...]
     edges: tuple[int, ...]
     pin: int
+    pin_seconds: float | None
     no_store: bool
+    own_blocks: bool
     flavour: int
 
 
@@ -187,8 +192,10 @@ def plans(draw: st.DrawFn) -> Plan:
         begin=draw(st.booleans()),
         marks=(draw(_SHARES),) if rare in (4, 5, 6, 7, 8) else (),
         edges=(333, 900) if rare in (9, 10) else (),
-        pin=draw(_SHARES) if rare in (11, 12) else 0,
+        pin=draw(_SHARES) if rare in (7, 8, 11, 12) else 0,
+        pin_seconds=draw(st.sampled_from([None, PIN_SECONDS / 4, 2.9 * PIN_SECONDS])),
         no_store=rare in (13, 14),
+        own_blocks=draw(st.integers(0, 3)) == 0,
         flavour=draw(st.integers(0, 1)),
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from tests.runtime.rank_threads import RankedRunner
+from tests.runtime.parallel.rank_threads import RankedRunner
 from transformers import PreTrainedModel
 
 from headway.cache import CacheGeometry, ParallelLayout, TableGeometry, TableKind
-from headway.runtime.batch import RunBatch, RunResult, StateMove
-from headway.runtime.inspection import inspect_model
+from headway.runtime.forward.batch import RunBatch, RunResult, StateMove
+from headway.runtime.model.inspection import inspect_model
 
 
 class HandCache:

@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from headway.cache import CacheConfig, CheckpointRemoved, Event, Lease, PrefixCache, Prompt, ResidentShrunk
-from headway.runtime.batch import batch_of
-from headway.runtime.inspection import inspect_model
-from headway.runtime.runner import ModelRunner
+from headway.runtime.forward.batch import batch_of
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.model.inspection import inspect_model
 
 __all__ = ["MiniEngine", "Request"]
 

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 from headway.cache import CacheGeometry, FullAttention
 from headway.cli import app
 from headway.errors import ConfigError, ModelError
-from headway.runtime import memory
-from headway.runtime.inspection import inspect_model
+from headway.runtime import sources
 from headway.runtime.loading import layout_without_weights, load_model, resolve_device, resolve_source
-from headway.runtime.memory import blocks_that_fit, capacity, default_memory, format_bytes, parse_bytes
+from headway.runtime.model import memory
+from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.memory import blocks_that_fit, capacity, default_memory
+from headway.sizes import format_bytes, parse_bytes
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +74,16 @@ def test_what_is_not_a_model(tmp_path: Path, saved: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_names_of_models() -> None:
+def test_names_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, folder = resolve_source(None)
+    assert name == "headway-builtin"
+    assert (Path(folder) / "drafts" / "mtp" / "config.json").is_file()
     assert resolve_source("org/name") == ("org/name", "org/name")
     with pytest.raises(ModelError, match="there is no directory"):
         resolve_source("./name")
+    monkeypatch.setattr(sources, "PACKAGE", "headway_not_installed")
+    with pytest.raises(ModelError, match=r"not installed: `pip install headway-builtin-model`.*packages/builtin-model"):
+        resolve_source(None)
 
 
 def test_devices_and_dtypes(saved: Path) -> None:

@@ -13,9 +13,9 @@ from tests.runtime.tiny_models import ALSO_SOUND, SOUND, tiny_model
 from headway.cache import ComputeCost
 from headway.errors import ModelError
 from headway.runtime import selfcheck
-from headway.runtime.inspection import inspect_model
+from headway.runtime.forward.views import PagedCache, StateLayer
+from headway.runtime.model.inspection import inspect_model
 from headway.runtime.selfcheck import Verdict, self_check
-from headway.runtime.views import PagedCache, StateLayer
 
 
 @pytest.mark.parametrize("name", SOUND + ALSO_SOUND)

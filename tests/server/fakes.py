@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +61,11 @@ class Running:
     def open_requests(self) -> int:
         """Requests that the engine has not ended; unlike a snapshot it can be asked while a step is held up."""
         return len(self.engine._handles)
+
+    def wait_for_open(self, right: Callable[[int], bool]) -> None:
+        """Wait until `right` says so of the number of open requests."""
+        with self.engine._wakeup:
+            assert self.engine._wakeup.wait_for(lambda: right(self.open_requests), 60)
 
     def stop(self) -> None:
         """What a signal does: take no more, and end when what runs has ended."""

@@ -1,6 +1,5 @@
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -288,8 +287,7 @@ def test_a_full_queue_refuses_and_health_answers_during_a_long_step():
         assert entered.wait(60)
         for thread in threads[1:]:
             thread.start()
-        while server.open_requests < 3:
-            assert not go.wait(0.01)
+        server.wait_for_open(lambda count: count == 3)
         refused = server.http.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 2})
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "queue_full"
@@ -305,7 +303,7 @@ def test_a_full_queue_refuses_and_health_answers_during_a_long_step():
 
 def test_health_says_why_nothing_can_be_computed_and_metrics_count_the_loss():
     """Ranks are lost while nobody asks for anything; a request that comes meanwhile is answered by the new ones."""
-    lost, go = threading.Event(), threading.Event()
+    lost, restarting, go = threading.Event(), threading.Event(), threading.Event()
 
     def check() -> None:
         if not lost.is_set():
@@ -313,23 +311,21 @@ def test_health_says_why_nothing_can_be_computed_and_metrics_count_the_loss():
             raise RanksLostError("rank 1 was ended by SIGKILL")
 
     def restart() -> None:
+        restarting.set()
         assert go.wait(60)
 
     with running() as server:
         server.device.check, server.device.restart = check, restart
         assert lost.wait(60)
-        for _ in range(6000):
-            health = server.http.get("/health")
-            if health.status_code == 503:
-                break
-            time.sleep(0.01)
+        assert restarting.wait(60)
+        health = server.http.get("/health")
+        assert health.status_code == 503
         reason = "ranks are lost, new ones start: rank 1 was ended by SIGKILL"
         assert health.json() == {"status": "unavailable", "reason": reason}
         assert "headway_rank_losses_total 1.0" in server.http.get("/metrics").text
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.complete, "Hello", max_tokens=2)
-            while server.open_requests < 1:
-                time.sleep(0.01)
+            server.wait_for_open(lambda count: count == 1)
             go.set()
             assert answer.result(60)["choices"][0]["text"] == server.expected("Hello", 2)
         assert server.http.get("/health").json() == {"status": "ok"}

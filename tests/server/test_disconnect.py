@@ -3,22 +3,12 @@
 import json
 import socket
 import threading
-from collections.abc import Callable
 
 import httpx
 import pytest
 from tests.server.fakes import Running, running
 
 from headway.engine import EngineConfig, StepWork
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    never = threading.Event()
-    for _ in range(6000):
-        if true():
-            return
-        never.wait(0.01)
-    raise AssertionError("waited for a minute in vain")
 
 
 def send(server: Running, body: dict[str, object]) -> socket.socket:
@@ -61,7 +51,7 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_blocks():
             assert next(response.iter_lines()).startswith("data: ")
             assert server.open_requests
         gate.step()  # the step that was under way when the client went
-        wait_until(lambda: not server.open_requests)
+        server.wait_for_open(lambda count: count == 0)
         assert len(server.device.steps) < 20, "the answer was not computed to its end"
         gate.open()
         snapshot = server.engine.snapshot(timeout=60)
@@ -79,13 +69,14 @@ def test_a_client_that_goes_before_its_answer_begins(state: str, stream: bool):
         other = threading.Thread(target=lambda: first.append(server.complete("Other", max_tokens=20)))
         if state == "queued":
             other.start()
-            wait_until(lambda: server.open_requests == 1)
+            server.wait_for_open(lambda count: count == 1)
         body = {"prompt": "Once upon a time", "max_tokens": 500, "stream": stream, "ignore_eos": True}
         before = server.open_requests
         with send(server, body):
-            wait_until(lambda: server.open_requests == before + 1)
+            server.wait_for_open(lambda count: count == before + 1)
         gate.open()
-        wait_until(lambda: server.engine.snapshot().counters.finished["abort"] == 1)
+        server.wait_for_open(lambda count: count == before)
+        assert server.engine.snapshot(60).counters.finished["abort"] == 1
         if state == "queued":
             other.join(60)
             assert first[0]["choices"][0]["text"] == server.expected("Other", 20)  # type: ignore[index]
@@ -101,7 +92,7 @@ def test_one_of_several_answers_does_not_outlive_the_others():
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
         gate.open()
-        wait_until(lambda: not server.open_requests)
+        server.wait_for_open(lambda count: count == 0)
         assert server.engine.snapshot().counters.finished["abort"] == 4
 
 

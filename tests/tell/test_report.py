@@ -185,7 +185,7 @@ def test_memory_is_a_curve_only_where_nothing_else_differs() -> None:
     lru = {"placement": ["prompt_end"], "eviction": "lru"}
     assert "Hit rate over memory" not in read(page_of([run(), run(memory=7 * GB, policy=lru)])).text
     page = read(page_of([run(), run(400, memory=40 * GB), run(memory=7 * GB, policy=lru)])).text
-    assert "From 20 GB to 40 GB a rank, the hit rate goes from 30.0% to" in page
+    assert "From 20 GB to 40 GB per rank, the hit rate goes from 30.0% to" in page
 
 
 def test_sentences() -> None:
@@ -230,7 +230,7 @@ def test_time_and_memory_have_a_direction() -> None:
     assert sentences.on_time(facts_of(run(over_time=rising[::-1]))).startswith("The hit rate falls: 90.0%")
     assert sentences.on_time(facts_of(run())).startswith("The hit rate is steady")
     more = sentences.on_memory_sizes(compare([run(400, memory=80 * GB), run()]))
-    assert "From 20 GB to 80 GB a rank, the hit rate goes from 30.0% to" in more
+    assert "From 20 GB to 80 GB per rank, the hit rate goes from 30.0% to" in more
     assert "More memory hardly helps" in sentences.on_memory_sizes(compare([run(memory=80 * GB), run()]))
 
 

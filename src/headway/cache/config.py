@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headway.cache.index.reclaim import Retention
 from headway.cache.policy.eviction import EvictionPolicy, eviction_policy
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.shape.checks import MOST_BLOCKS, check_float, check_whole
@@ -97,9 +98,9 @@ class CacheConfig:
         """The geometry that this configuration gives."""
         return CacheGeometry(self.groups, self.layout, block_tokens=self.block_tokens, block_bytes=self.block_bytes)
 
-    def limits(self) -> tuple[int, int]:
-        """`history_tokens` and `index_bytes`, or the defaults."""
-        largest = max((table.span for table in self.geometry().prefix_tables), default=1024)
-        tokens = 4 * self.blocks * largest + 65536 if self.history_tokens is None else self.history_tokens
-        given = self.index_bytes
-        return tokens, 16 * self.blocks * largest + 16 * 2**20 if given is None else given
+    def retention(self, clock: Callable[[], float]) -> Retention:
+        """What decides how long something is kept, with the defaults of `history_tokens` and `index_bytes`."""
+        full = self.blocks * max((table.span for table in self.geometry().prefix_tables), default=1024)
+        tokens = 4 * full + 65536 if self.history_tokens is None else self.history_tokens
+        size = 16 * full + 16 * 2**20 if self.index_bytes is None else self.index_bytes
+        return Retention(eviction_policy(self.eviction), self.cost, clock, self.pin_share, tokens, size)

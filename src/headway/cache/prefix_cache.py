@@ -42,7 +42,6 @@ from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
-from headway.cache.policy.eviction import eviction_policy
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.prompt import Prompt
@@ -79,8 +78,8 @@ class CacheStats:
     Attributes:
         blocks: Blocks in the pool.
         free: Held by nobody.
-        leased: Needed by running leases.
-        pinned: Under pins, and not needed by leases.
+        leased: Needed by running leases, and not under pins.
+        pinned: Under pins.
         evictable: Neither free nor leased nor pinned.
         leases: Running leases.
         checkpoints: Checkpoints kept.
@@ -104,7 +103,7 @@ class CacheStats:
 _SAVED = b"headway prefix cache 1\n"
 _READABLE = {
     "array": {"_array_reconstructor", "array"},
-    "builtins": {"set", "frozenset"},
+    "builtins": {"frozenset", "object", "set"},
     "collections": {"OrderedDict", "deque"},
     "copyreg": {"_reconstructor"},
     "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
@@ -150,15 +149,9 @@ class PrefixCache(Guarded):
         self._clock = Clock(clock)
         self._pool = BlockPool(config.blocks)
         self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight)
-        self._index = PrefixIndex(
-            self.geometry,
-            self._pool,
-            eviction_policy(config.eviction),
-            cost=config.cost,
-            clock=self._clock,
-            pin_share=config.pin_share,
-            limits=config.limits(),
-        )
+        keep = config.retention(self._clock)
+        self._most_index_bytes = keep.most_bytes
+        self._index = PrefixIndex(self.geometry, self._pool, keep)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
         self._extender = Extender(*parts, config.exports_inside)
@@ -414,19 +407,15 @@ class PrefixCache(Guarded):
         Shorter sequences that the same requests made known go too. Nothing happens if the whole of `prompt` is not
         known. Running leases go on, with their own memory, and publish nothing more.
         """
-        at = self._lookup(prompt).at
-        if at.position < len(prompt.tokens) - self.geometry.lookahead or not at.position:
-            return ResetReport(0, 0, 0)
-        top = at.edge
-        while top.parent is not None and top.parent.parent is not None and len(top.parent.children) == 1:
-            top = top.parent
-        return self._forget([top], "forgotten")
+        return self._forget(self._index.beginning_with(self._lookup(prompt).at, prompt.data), "forgotten")
 
     @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
         """Forget all that is known in a namespace. Running leases go on and publish nothing more."""
         root = self._index.tree.roots.get(namespace)
-        return self._forget(list(root.children.values()) if root else [], "forgotten")
+        leases = self._leases
+        rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == namespace]
+        return self._forget(list(root.children.values()) if root else [], "forgotten", rows)
 
     @guarded
     def reset(self) -> ResetReport:
@@ -515,22 +504,21 @@ class PrefixCache(Guarded):
 
     @guarded
     def stats(self) -> CacheStats:
-        """Memory and events. O(1); with pins, one pass over the counts of the pool."""
+        """Memory and events. O(1), but for the bytes of the rows of leases."""
         self._index.reclaim.expire_pins()
         pool = self._pool
         fixed = pool.nbytes + self._leases.nbytes + _NAMESPACES_KEPT * NAMESPACE_BYTES
-        pinned = int(((pool.pins > 0) & (pool.users == pool.pins)).sum()) if pool.pinned else 0
         return CacheStats(
             blocks=pool.blocks,
             free=pool.free,
-            leased=pool.used - pinned,
-            pinned=pinned,
+            leased=pool.used - pool.pinned,
+            pinned=pool.pinned,
             evictable=pool.available - pool.free,
             leases=self.leases,
             checkpoints=self._index.residency.checkpoints,
             counters=self._index.usage.counters.copy(),
             bookkeeping_bytes=fixed + self._symbols.nbytes + self._index.tree.nbytes,
-            bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self.config.limits()[1]),
+            bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self._most_index_bytes),
         )
 
     # ---- copies
@@ -548,7 +536,8 @@ class PrefixCache(Guarded):
         """The whole index as bytes, for `load`: what is known and kept, what was learned, pins, namespaces and media.
 
         What the bytes do not have is the arena: whoever loads them provides memory in which every block of
-        `held_blocks` has the content that it had. Listeners are not part of it.
+        `held_blocks` has the content that it had. Listeners are not part of it, and symbols of media must be asked for
+        again.
 
         Raises:
             LeaseError: A lease runs: its blocks are being written. End all of them first.

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.conformance.fields import Fields
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headway.conformance.decoding import Form, Natural, Positive, convert
 from headway.errors import ScenarioError
 
 __all__ = ["Expectation", "Image", "Piece", "RequestForm", "Scenario", "Segment", "StepForm", "load", "read"]
@@ -29,7 +33,6 @@ _OF_A_STEP = {"granted", "copies", "error"}
 _OF_ONE = {"computed"}
 _OF_ALL = {*_OF_THE_POOL, "waterfall", "events"}
 _ERRORS = ("config", "exhausted", "unservable")
-_GEOMETRY = ("span", "blocks", "position", "block_tokens", "shards", "state_blocks", "columns")
 
 _LONGEST = 1 << 24
 """Most tokens of one request: each is played singly."""
@@ -44,24 +47,22 @@ class Piece:
     stop: int
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(Form, frozen=True):
     """Equal placeholder ids whose content `key` tells."""
 
-    key: str
-    tokens: int
+    key: str = msgspec.field(name="image")
+    tokens: Positive
 
 
 Segment = Piece | Image
 
 
-@dataclass(frozen=True)
-class RequestForm:
+class RequestForm(Form, frozen=True):
     """What a client asks for.
 
     Attributes:
         name: The request's name in its scenario.
-        prompt: Segments of the prompt.
+        prompt: Segments of the prompt, each a `Segment`.
         output: Tokens that it answers.
         salt: Cache salt.
         adapter: Adapter name.
@@ -72,15 +73,15 @@ class RequestForm:
         no_store: Read, and leave nothing behind.
     """
 
-    name: str
-    prompt: tuple[Segment, ...]
-    output: int = 1
+    name: str = msgspec.field(name="start")
+    prompt: tuple[Any, ...]
+    output: Positive = 1
     salt: str = ""
     adapter: str = ""
     model: str = ""
-    breakpoints: tuple[int, ...] = ()
-    boundaries: tuple[int, ...] = ()
-    pin: int = 0
+    breakpoints: tuple[Natural, ...] = ()
+    boundaries: tuple[Natural, ...] = ()
+    pin: Natural = 0
     no_store: bool = False
 
 
@@ -199,35 +200,47 @@ _POLICY = ("checkpoint_alignment", "placement", "eviction", "cost", "exports_ins
 _WORLD = ("groups", "layout", *_MEMORY, *_POLICY)
 
 
+class _Frame(Form, frozen=True):
+    """A scenario without the keys of its world."""
+
+    name: str
+    why: str = ""
+    max_batched_tokens: Positive = 8192
+    expect: Any = None
+    steps: list[Any] = msgspec.field(default_factory=list)
+
+
 def _scenario(value: object, where: str) -> Scenario:
-    fields = Fields(value, where)
-    name = fields.text("name")
-    fields.where = f"scenario {name!r}"
-    world = {key: fields.raw(key) for key in _WORLD if fields.has(key)}
-    scenario = Scenario(
-        name=name,
-        why=fields.text("why", ""),
-        max_batched_tokens=fields.integer("max_batched_tokens", 8192, least=1),
-        world=world,
-        expect=_expectation(fields, {"geometry", "error"} | _OF_ALL) if fields.has("expect") else None,
-        steps=tuple(_steps(fields.items("steps"), f"scenario {name!r}: ", "")),
+    given = convert(value, dict[str, Any], where)
+    if isinstance(given.get("name"), str):
+        where = f"scenario {given['name']!r}"
+    frame = convert({key: item for key, item in given.items() if key not in _WORLD}, _Frame, where)
+    return Scenario(
+        name=frame.name,
+        why=frame.why,
+        max_batched_tokens=frame.max_batched_tokens,
+        world={key: item for key, item in given.items() if key in _WORLD},
+        expect=_expectation(given["expect"], {"geometry", "error"} | _OF_ALL, where) if "expect" in given else None,
+        steps=tuple(_steps(frame.steps, f"{where}: ", "")),
     )
-    fields.done()
-    return scenario
+
+
+class _Repeat(Form, frozen=True):
+    repeat: Positive
+    steps: list[Any]
 
 
 def _steps(values: Sequence[object], where: str, round_: str) -> list[StepForm]:
     steps: list[StepForm] = []
     for number, value in enumerate(values, 1):
         label = f"step {round_}{number}"
-        if isinstance(value, Mapping) and "repeat" in value:
-            fields = Fields(value, where + label)
-            times, body = fields.integer("repeat", least=1), fields.items("steps", required=True)
-            fields.done()
-            for i in range(times):
-                steps += _steps(_numbered(body, i), where, f"{round_}{number}[{i}].")
+        given = convert(value, dict[str, Any], where + label)
+        if "repeat" in given:
+            loop = convert(given, _Repeat, where + label)
+            for i in range(loop.repeat):
+                steps += _steps(_numbered(loop.steps, i), where, f"{round_}{number}[{i}].")
         else:
-            steps.append(_step(Fields(value, where + label), label))
+            steps.append(_step(given, where, label))
     return steps
 
 
@@ -242,39 +255,61 @@ def _numbered(value: Any, i: int) -> Any:
     return value
 
 
-def _step(fields: Fields, label: str) -> StepForm:
-    verbs = [verb for verb in _VERBS if fields.has(verb)]
+class _Compute(Form, frozen=True):
+    tokens: Positive | None = None
+    drafts: Natural = 0
+    accepted: Natural = 0
+
+
+class _Commit(Form, frozen=True):
+    accepted: Natural = 0
+
+
+class _Wait(Form, frozen=True):
+    wait: float
+
+
+def _step(given: dict[str, Any], where: str, label: str) -> StepForm:
+    verbs = [verb for verb in _VERBS if verb in given]
     if len(verbs) > 1:
-        raise fields.error(f"a step does one thing, this one has {' and '.join(verbs)}")
+        raise ScenarioError(f"{where}{label}: a step does one thing, this one has {' and '.join(verbs)}")
     verb = verbs[0] if verbs else ""
-    if not verb and not fields.has("expect"):
-        raise fields.error(f"no action: give one of {', '.join(_VERBS)}, or `expect` alone")
-    seconds = fields.number("wait", 0.0)
-    names = () if verb in ("", "reset", "wait") else _names(fields, verb)
-    if verb == "reset" and fields.flag("reset") is not True:
-        raise fields.error("'reset' must be true")
-    words = f"{label} ({' '.join([verb or 'expect', ', '.join(names)]).strip()})"
-    fields.where = fields.where.replace(label, words)
-    computes = verb in ("step", "begin")
-    step = StepForm(
-        label=words,
+    if not verb and "expect" not in given:
+        raise ScenarioError(f"{where}{label}: no action: give one of {', '.join(_VERBS)}, or `expect` alone")
+    names = () if verb in ("", "reset", "wait") else _names(given[verb], verb, where + label)
+    if verb == "reset" and given["reset"] is not True:
+        raise ScenarioError(f"{where}{label}: 'reset' must be true")
+    label = f"{label} ({' '.join([verb or 'expect', ', '.join(names)]).strip()})"
+    place, rest = where + label, {key: item for key, item in given.items() if key not in (verb, "expect")}
+    computing, seconds, request, accepted = _Compute(), 0.0, None, 0
+    if verb in ("run", "start"):
+        request = _request(rest | {"start": names[0]}, place)
+    elif verb in ("step", "begin"):
+        computing = convert(rest, _Compute, place)
+        accepted = computing.accepted
+    elif verb == "wait":
+        seconds = convert(rest | {"wait": given[verb]}, _Wait, place).wait
+    elif verb == "commit":
+        accepted = convert(rest, _Commit, place).accepted
+    else:
+        convert(rest, Form, place)
+    return StepForm(
+        label=label,
         verb=verb,
         names=names,
-        request=_request(fields, names[0]) if verb in ("run", "start") else None,
-        tokens=fields.integer("tokens", least=1) if computes and fields.has("tokens") else None,
-        drafts=fields.integer("drafts", 0) if computes else 0,
-        accepted=fields.integer("accepted", 0) if computes or verb == "commit" else 0,
+        request=request,
+        tokens=computing.tokens,
+        drafts=computing.drafts,
+        accepted=accepted,
         seconds=seconds,
-        expect=_expectation(fields, _allowed(verb)) if fields.has("expect") else None,
+        expect=_expectation(given["expect"], _allowed(verb), place) if "expect" in given else None,
     )
-    fields.done()
-    return step
 
 
-def _names(fields: Fields, verb: str) -> tuple[str, ...]:
-    if verb in _SEVERAL and isinstance(fields.raw(verb), list):
-        return fields.texts(verb)
-    return (fields.text(verb),)
+def _names(value: object, verb: str, where: str) -> tuple[str, ...]:
+    if verb in _SEVERAL and isinstance(value, list):
+        return convert(value, tuple[str, ...], f"{where}: {verb}")
+    return (convert(value, str, f"{where}: {verb}"),)
 
 
 def _allowed(verb: str) -> set[str]:
@@ -285,89 +320,80 @@ def _allowed(verb: str) -> set[str]:
     return _OF_ONE | _OF_ALL if verb in ("commit", "fail_step") else _OF_ALL
 
 
-def _request(fields: Fields, name: str) -> RequestForm:
-    segments = tuple(_segment(item, fields) for item in fields.items("prompt", required=True))
-    output = fields.integer("output", 1, least=1)
-    tokens = output + sum(s.tokens if isinstance(s, Image) else s.stop - s.start for s in segments)
+def _request(given: dict[str, Any], where: str) -> RequestForm:
+    form = convert(given, RequestForm, where)
+    form = msgspec.structs.replace(form, prompt=tuple(_segment(item, where) for item in form.prompt))
+    tokens = form.output + sum(s.tokens if isinstance(s, Image) else s.stop - s.start for s in form.prompt)
     if tokens > _LONGEST:
-        raise fields.error(f"'prompt' and 'output' have {tokens:,} tokens together, at most {_LONGEST:,} can be played")
-    return RequestForm(
-        name=name,
-        prompt=segments,
-        output=output,
-        salt=fields.text("salt", ""),
-        adapter=fields.text("adapter", ""),
-        model=fields.text("model", ""),
-        breakpoints=fields.integers("breakpoints"),
-        boundaries=fields.integers("boundaries"),
-        pin=fields.integer("pin", 0),
-        no_store=fields.flag("no_store"),
-    )
+        raise ScenarioError(
+            f"{where}: 'prompt' and 'output' have {tokens:,} tokens together, at most {_LONGEST:,} can be played"
+        )
+    return form
 
 
-def _segment(value: object, fields: Fields) -> Segment:
+def _segment(value: object, where: str) -> Segment:
     if isinstance(value, Mapping):
-        image = Fields(value, f"{fields.where}: prompt")
-        segment = Image(image.text("image"), image.integer("tokens", least=1))
-        image.done()
-        return segment
-    if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
-        start, stop = value[1:]
-        if type(start) is int and type(stop) is int and 0 <= start <= stop:
-            return Piece(value[0], start, stop)
+        return convert(value, Image, f"{where}: prompt")
+    with suppress(msgspec.ValidationError):
+        piece = Piece(*msgspec.convert(value, tuple[str, Natural, Natural]))
+        if piece.start <= piece.stop:
+            return piece
     right = '["stream", start, stop] or {"image": ..., "tokens": ...}'
-    raise fields.error(f"a prompt segment is {right}, got {value!r}")
+    raise ScenarioError(f"{where}: a prompt segment is {right}, got {value!r}")
 
 
-def _expectation(fields: Fields, allowed: set[str]) -> Expectation:
-    inner = fields.child("expect")
-    for key in list(inner.left):
+class _Columns(Form, frozen=True):
+    tokens: Positive
+    blocks: Natural
+
+
+class _Figures(Form, frozen=True):
+    """What is expected of a group's geometry."""
+
+    span: Natural | UnsetType = UNSET
+    blocks: Natural | UnsetType = UNSET
+    position: Natural | UnsetType = UNSET
+    block_tokens: Natural | UnsetType = UNSET
+    shards: Natural | UnsetType = UNSET
+    state_blocks: Natural | UnsetType = UNSET
+    columns: _Columns | UnsetType = UNSET
+
+
+def _expectation(value: object, allowed: set[str], where: str) -> Expectation:
+    where = f"{where}: expect"
+    given = convert(value, dict[str, Any], where)
+    for key in given:
         if key not in allowed:
-            known = ", ".join(sorted(allowed))
-            raise inner.error(f"{key!r} cannot be expected here; what can be is {known}")
-    error = inner.text("error", "")
-    if inner.has("error") and error not in _ERRORS:
-        raise inner.error(f"'error' is {error!r}, it must be one of {', '.join(_ERRORS)}")
-    expectation = Expectation(
-        ranges={key: _range(inner.raw(key), inner, key) for key in _RANGES if inner.has(key)},
-        reasons=inner.texts("reasons"),
-        losses=_ranges(inner, "losses"),
-        waterfall=_ranges(inner, "waterfall"),
-        events=_ranges(inner, "events"),
-        geometry=_geometry(inner),
-        error=error,
+            raise ScenarioError(
+                f"{where}: {key!r} cannot be expected here; what can be is {', '.join(sorted(allowed))}"
+            )
+    if "error" in given and given["error"] not in _ERRORS:
+        raise ScenarioError(f"{where}: 'error' is {given['error']!r}, it must be one of {', '.join(_ERRORS)}")
+    return Expectation(
+        ranges=_ranges({key: given[key] for key in _RANGES if key in given}, where),
+        reasons=convert(given.get("reasons", ()), tuple[str, ...], f"{where}: reasons"),
+        losses=_ranges(given.get("losses", {}), f"{where}: losses"),
+        waterfall=_ranges(given.get("waterfall", {}), f"{where}: waterfall"),
+        events=_ranges(given.get("events", {}), f"{where}: events"),
+        geometry=_geometry(given.get("geometry", {}), f"{where}: geometry"),
+        error=given.get("error", ""),
     )
-    inner.done()
-    return expectation
 
 
-def _range(value: object, fields: Fields, key: str) -> tuple[int, int]:
-    """One number, or [lowest, highest]."""
-    low, high = value if isinstance(value, list) and len(value) == 2 else (value, value)
-    if type(low) is not int or type(high) is not int or low > high:
-        raise fields.error(f"{key!r} must be a whole number or [lowest, highest], got {value!r}")
-    return low, high
+def _ranges(value: object, where: str) -> dict[str, tuple[int, int]]:
+    """Each one number, or [lowest, highest]."""
+    ranges: dict[str, tuple[int, int]] = {}
+    for key, bounds in convert(value, dict[str, Any], where).items():
+        low, high = bounds if isinstance(bounds, list) and len(bounds) == 2 else (bounds, bounds)
+        if type(low) is not int or type(high) is not int or low > high:
+            raise ScenarioError(f"{where}: {key!r} must be a whole number or [lowest, highest], got {bounds!r}")
+        ranges[key] = low, high
+    return ranges
 
 
-def _ranges(fields: Fields, key: str) -> dict[str, tuple[int, int]]:
-    if not fields.has(key):
-        return {}
-    inner = fields.child(key)
-    return {name: _range(inner.raw(name), inner, name) for name in list(inner.left)}
-
-
-def _geometry(fields: Fields) -> dict[str, dict[str, Any]]:
-    if not fields.has("geometry"):
-        return {}
+def _geometry(value: object, where: str) -> dict[str, dict[str, Any]]:
     groups: dict[str, dict[str, Any]] = {}
-    outer = fields.child("geometry")
-    for name in list(outer.left):
-        inner = outer.child(name)
-        figures: dict[str, Any] = {k: inner.integer(k) for k in _GEOMETRY if k != "columns" and inner.has(k)}
-        if inner.has("columns"):
-            columns = inner.child("columns")
-            figures["columns"] = (columns.integer("tokens", least=1), columns.integer("blocks"))
-            columns.done()
-        inner.done()
-        groups[name] = figures
+    for name, figures in convert(value, dict[str, Any], where).items():
+        found = msgspec.structs.asdict(convert(figures, _Figures, f"{where}: {name}"))
+        groups[name] = {key: figure for key, figure in found.items() if figure is not UNSET}
     return groups

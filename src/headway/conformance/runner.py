@@ -174,8 +174,7 @@ class _Play:
         table = groups[name].table
         for figure, expected in figures.items():
             if figure == "columns":
-                tokens, expected = expected
-                actual = table.blocks_for(tokens)
+                actual, expected = table.blocks_for(expected.tokens), expected.blocks
             elif figure == "blocks":
                 actual = request.ids[table.index] if request else 0
             elif figure == "position":

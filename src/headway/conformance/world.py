@@ -15,90 +15,39 @@ from headway.cache import (
     Recurrent,
     SlidingWindow,
 )
-from headway.conformance.fields import Fields
+from headway.conformance.decoding import convert, made
+from headway.errors import ScenarioError
 
 __all__ = ["configuration"]
 
-
-def _full(fields: Fields, name: str) -> LayerSpec:
-    return FullAttention(
-        name, fields.integer("bytes_per_token"), fields.integer("lookahead", 0), fields.flag("sharded", True)
-    )
-
-
-def _window(fields: Fields, name: str) -> LayerSpec:
-    return SlidingWindow(
-        name, fields.integer("bytes_per_token"), fields.integer("window"), fields.integer("lookahead", 0)
-    )
-
-
-def _chunked(fields: Fields, name: str) -> LayerSpec:
-    return ChunkedLocal(
-        name, fields.integer("bytes_per_token"), fields.integer("chunk"), fields.integer("lookahead", 0)
-    )
-
-
-def _recurrent(fields: Fields, name: str) -> LayerSpec:
-    return Recurrent(name, fields.integer("state_bytes"))
-
-
-_KINDS: dict[str, Callable[[Fields, str], LayerSpec]] = {
-    "full": _full,
-    "sliding_window": _window,
-    "chunked_local": _chunked,
-    "recurrent": _recurrent,
+_KINDS: dict[str, Callable[..., LayerSpec]] = {
+    "full": FullAttention,
+    "sliding_window": SlidingWindow,
+    "chunked_local": ChunkedLocal,
+    "recurrent": Recurrent,
 }
 
 
 def configuration(world: Mapping[str, Any], where: str) -> CacheConfig:
-    """The configuration that `world` describes.
+    """The configuration that `world` describes: the fields of `CacheConfig`, each group with its `kind`.
 
     Raises:
         ScenarioError: A key that the form does not know, or a value of the wrong kind.
         ConfigError: Sizes that contradict each other, as from the cache itself.
     """
-    fields = Fields(world, where)
-    items = fields.items("groups", required=True)
-    groups = tuple(_group(item, f"{where}: group {number}") for number, item in enumerate(items, 1))
-    options: dict[str, Any] = {}
-    if fields.has("layout"):
-        options["layout"] = _layout(fields.child("layout"))
-    if fields.has("cost"):
-        options["cost"] = _cost(fields.child("cost"))
-    for key in ("block_tokens", "block_bytes", "checkpoint_alignment", "history_tokens", "answer_stretch"):
-        if fields.has(key):
-            options[key] = fields.integer(key)
-    for key in ("pin_share", "pin_seconds"):
-        if fields.has(key):
-            options[key] = fields.number(key, 0.0)
-    if fields.has("placement"):
-        options["placement"] = fields.texts("placement")
-    if fields.has("eviction"):
-        options["eviction"] = fields.text("eviction")
-    if fields.has("exports_inside"):
-        options["exports_inside"] = fields.flag("exports_inside")
-    blocks = fields.integer("blocks")
-    fields.done()
-    return CacheConfig(groups=groups, blocks=blocks, **options)
-
-
-def _layout(fields: Fields) -> ParallelLayout:
-    sizes = {key: fields.integer(key, 1) for key in ("tp", "dcp", "pcp", "interleave")}
-    fields.done()
-    return ParallelLayout(**sizes)
-
-
-def _cost(fields: Fields) -> ComputeCost:
-    cost = ComputeCost(fields.number("linear", 1.0), fields.number("quadratic", 1e-5))
-    fields.done()
-    return cost
+    given = dict(world)
+    items = enumerate(convert(given.get("groups", ()), list[Any], f"{where}: groups"), 1)
+    given["groups"] = [_group(item, f"{where}: group {number}") for number, item in items]
+    for name, kind in (("layout", ParallelLayout), ("cost", ComputeCost)):
+        if name in given:
+            given[name] = made(given[name], kind, f"{where}: {name}")
+    anything = dict.fromkeys(("groups", "layout", "cost"), Any)
+    return made(given, CacheConfig, where, eviction=str, placement=tuple[str, ...], **anything)
 
 
 def _group(value: object, where: str) -> LayerSpec:
-    fields = Fields(value, where)
-    kind = fields.text("kind")
+    given = convert(value, dict[str, Any], where)
+    kind = given.pop("kind", None)
     if kind not in _KINDS:
-        raise fields.error(f"'kind' is {kind!r}, it must be one of {', '.join(_KINDS)}")
-    group = _KINDS[kind](fields, fields.text("name"))
-    fields.done()
-    return group
+        raise ScenarioError(f"{where}: 'kind' is {kind!r}, it must be one of {', '.join(_KINDS)}")
+    return made(given, _KINDS[kind], where)

@@ -1,12 +1,13 @@
-"""Generation on one prefix cache: queue, scheduler, executor, engine.
+"""Generation on one prefix cache: an `Engine` takes requests, its scheduler forms steps, an `Executor` computes them.
 
-Nothing imported here needs torch: the scheduler runs as well in a replay of traces. What runs a model in this process
-is in `headway.engine.local` and `headway.engine.build`, imported by those who want it.
+Rooms: `scheduling` (who computes what next, and what fits), `ranks` (this process, processes or Ray actors as
+executors), and `build`, which puts an engine together from a model's name.
+
+Nothing imported here needs torch: the scheduler runs as well in a replay of traces. What runs a model, `ranks` and
+`build`, is imported by those who want it.
 """
 
-from headway.engine.capacity import blocks_needed, longest_servable
-from headway.engine.config import EngineConfig
-from headway.engine.drafts import DraftPlanner, StepCosts
+from headway.engine.config import EngineConfig, ParallelConfig
 from headway.engine.engine import Engine, Vocabulary
 from headway.engine.errors import (
     EngineBusyError,
@@ -15,10 +16,8 @@ from headway.engine.errors import (
     RanksLostError,
     RequestFailedError,
 )
-from headway.engine.executor import DraftOutput, Executor, StepOutput, StepWork
+from headway.engine.executor import Executor, StepWork
 from headway.engine.handle import RequestHandle
-from headway.engine.parallel import ParallelConfig
-from headway.engine.queue import FairQueue
 from headway.engine.request import (
     Delta,
     GenerationRequest,
@@ -27,16 +26,17 @@ from headway.engine.request import (
     Timings,
     Update,
 )
-from headway.engine.scheduler import Scheduler
+from headway.engine.scheduling.admission import longest_servable
+from headway.engine.scheduling.drafts import DraftPlanner, StepCosts
+from headway.engine.scheduling.queue import FairQueue
+from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
-from headway.engine.steps import ScheduledStep
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer
-from headway.runtime.sampling_records import TokenLogprob
+from headway.runtime.interface import RowAnswer, TokenLogprob
 
 __all__ = [
     "Delta",
-    "DraftOutput",
     "DraftPlanner",
     "Engine",
     "EngineBusyError",
@@ -55,11 +55,11 @@ __all__ = [
     "RequestFailedError",
     "RequestHandle",
     "RequestResult",
+    "RowAnswer",
     "RunningRequest",
     "ScheduledStep",
     "Scheduler",
     "StepCosts",
-    "StepOutput",
     "StepWork",
     "TextStream",
     "TextTokenizer",
@@ -67,6 +67,5 @@ __all__ = [
     "TokenLogprob",
     "Update",
     "Vocabulary",
-    "blocks_needed",
     "longest_servable",
 ]

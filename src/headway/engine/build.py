@@ -1,50 +1,96 @@
-"""Builds an engine from a model's name and the options: model, self-check, memory, cache, scheduler."""
+"""Builds an engine from a model's name and the options: model, self-check, memory, cache, scheduler.
+
+A model that one process computes is loaded here. With ranks elsewhere, the driver reads the model's config and the
+ranks load its weights.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from headway.cache import PrefixCache
-from headway.engine.build_drafts import DraftSource, planner_of, require_verifiable, speculator_of
-from headway.engine.build_ranks import build_on_ranks
-from headway.engine.built import BuiltEngine, after_check, cache_config, vocabulary
+from transformers import PreTrainedTokenizerBase
+
+from headway.cache import CacheConfig, CacheGeometry, LayerSpec, PrefixCache
 from headway.engine.config import EngineConfig
-from headway.engine.engine import Engine
-from headway.engine.local import LocalExecutor
+from headway.engine.engine import Engine, Vocabulary
+from headway.engine.executor import Executor
+from headway.engine.ranks.drafting import DraftSource, ReadyDrafter, planner_of, require_verifiable, speculator_of
+from headway.engine.ranks.driver import RankedExecutor, RankGroup
+from headway.engine.ranks.in_process import LocalExecutor
+from headway.engine.ranks.messages import Loaded, Prepare
+from headway.engine.ranks.processes import ProcessRanks, devices_of_ranks
+from headway.engine.ranks.ray_actors import RayRanks
+from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
-from headway.runtime.loading import LoadedModel, end_tokens, load_model
-from headway.runtime.memory import capacity, default_memory
-from headway.runtime.runner import ModelRunner
-from headway.runtime.selfcheck import self_check
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.loading import (
+    LoadedModel,
+    end_tokens,
+    layout_of_rank,
+    load_model,
+    load_tokenizer,
+    read_device,
+    resolve_dtype,
+    resolve_source,
+)
+from headway.runtime.model.layout import ModelLayout
+from headway.runtime.model.memory import Capacity, blocks_that_fit, capacity, default_memory
+from headway.runtime.selfcheck import SelfCheck, self_check
 
 __all__ = ["BuiltEngine", "build_engine", "engine_of"]
 
+logger = logging.getLogger(__name__)
+Progress = Callable[[str], None]
 
-def build_engine(
-    source: str | None, config: EngineConfig, progress: Callable[[str], None] = lambda text: None
-) -> BuiltEngine:
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine and what was found out while it was built.
+
+    Attributes:
+        name: What the model is called.
+        engine: The engine, not started.
+        tokenizer: The model's tokenizer, for one thread of the caller.
+        layout: What the model stores.
+        check: What the self-check found.
+        capacity: What the cache's memory holds.
+        drafts: Who chooses the lengths of drafts; None without drafts.
+    """
+
+    name: str
+    engine: Engine
+    tokenizer: HubTokenizer
+    layout: ModelLayout
+    check: SelfCheck
+    capacity: Capacity
+    drafts: DraftPlanner | None = None
+
+
+def build_engine(source: str | None, config: EngineConfig, progress: Progress = lambda text: None) -> BuiltEngine:
     """Load a model, check it, and build an engine for it.
 
     Args:
         source: A directory, a hub id, or None for the built-in model.
-        config: The options.
+        config: The options; `config.parallel` says what ranks there are.
         progress: Called with a few words before each stage.
 
     Raises:
         ModelError: The model cannot be loaded or served.
         ConfigError: Options that cannot work, or not enough memory.
+        RanksLostError: A rank died on the way.
     """
     progress(f"loading {source or 'the built-in model'}")
     if config.parallel.kind != "local":
-        return build_on_ranks(source, config, progress)
+        return _build_on_ranks(source, config, progress)
     return engine_of(load_model(source, config.device, config.dtype), config, progress)
 
 
-def engine_of(
-    loaded: LoadedModel, config: EngineConfig, progress: Callable[[str], None] = lambda text: None
-) -> BuiltEngine:
+def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = lambda text: None) -> BuiltEngine:
     """Build an engine for a model that is loaded.
 
     Raises:
@@ -58,18 +104,148 @@ def engine_of(
     drafts = DraftSource.of(config)
     require_verifiable(drafts, loaded.name, check)
     drafter = drafts.load(loaded)
-    config = after_check(config, check)
+    config = _after_check(config, check)
     progress("making room for the cache")
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
-    cache = PrefixCache(cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
-    blocks = cache.config.blocks
-    runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, blocks, check.single_steps)
+    cache = PrefixCache(_cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
+    runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, cache.config.blocks, check.single_steps)
     if drafter is not None:
         progress("measuring what a draft costs")
     speculator, measured = speculator_of(drafts, runner, drafter, config.max_running)
-    planner = planner_of(measured)
-    known = vocabulary(loaded.layout, loaded.tokenizer, end_tokens(loaded))
-    engine = Engine(cache, LocalExecutor(runner, speculator), config, known, planner=planner)
-    tokenizer = HubTokenizer(copy.deepcopy(loaded.tokenizer))
-    room = capacity(blocks, cache.geometry)
-    return BuiltEngine(loaded.name, engine, tokenizer, loaded.layout, check, room, planner)
+    whole = _Model(loaded.name, loaded.layout, loaded.tokenizer, end_tokens(loaded), check)
+    return whole.on(cache, LocalExecutor(runner, speculator), config, measured)
+
+
+def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress) -> BuiltEngine:
+    """Start the ranks, load the model on each, and build an engine that drives them."""
+    parallel = config.parallel
+    name, layout = layout_of_rank(source, config.dtype, parallel.tp, parallel.dcp, config.device)
+    tokenizer = load_tokenizer(source)
+    drafts = DraftSource.of(config)
+    drafter = _drafter_groups(drafts, source, config)
+    _refuse_impossible(name, layout, config, drafter)
+    executor = RankedExecutor(_launcher(config), source, config.dtype, parallel, drafts)
+    try:
+        progress(f"starting {parallel.ranks} ranks ({parallel.kind}), which load the model and check it")
+        loaded = executor.load()
+        check = loaded[0].check
+        assert check is not None, "rank 0 checks the model"
+        require_verifiable(drafts, name, check)
+        config = _after_check(config, check)
+        progress("making room for the cache on every rank")
+        cache = PrefixCache(_cache_config(layout, config, _memory(loaded, config), drafter))
+        measured = _make_room(executor, cache, config, check)
+        return _Model(name, layout, tokenizer, loaded[0].eos, check).on(cache, executor, config, measured)
+    except BaseException:
+        executor.close()
+        raise
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What is known of a model, wherever its weights are."""
+
+    name: str
+    layout: ModelLayout
+    tokenizer: PreTrainedTokenizerBase
+    eos: tuple[int, ...]
+    check: SelfCheck
+
+    def on(
+        self, cache: PrefixCache, executor: Executor, config: EngineConfig, measured: ReadyDrafter | None
+    ) -> BuiltEngine:
+        """Put an engine together. The tokenizer is copied for each of its two threads."""
+        decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
+        vocabulary = Vocabulary(self.layout.vocab_size, decode, self.eos, self.layout.max_tokens)
+        planner = planner_of(measured)
+        engine = Engine(cache, executor, config, vocabulary, planner=planner)
+        room = capacity(cache.config.blocks, cache.geometry)
+        return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)
+
+
+def _after_check(config: EngineConfig, check: SelfCheck) -> EngineConfig:
+    """The options that a model's self-check leaves, with a warning where that is not what was asked for."""
+    if check.warning is None:
+        return config
+    logger.warning("%s", check.warning)
+    return replace(config, prefix_reuse=False, chunked_prefill=False)
+
+
+def _geometry(layout: ModelLayout, config: EngineConfig, drafter: Sequence[LayerSpec]) -> CacheGeometry:
+    return CacheGeometry((*layout.groups, *drafter), config.parallel.layout, block_tokens=config.block_tokens)
+
+
+def _cache_config(
+    layout: ModelLayout, config: EngineConfig, memory: int, drafter: Sequence[LayerSpec] = ()
+) -> CacheConfig:
+    """How the cache of a model, and of its drafter's groups, is set up in `memory` bytes on every rank.
+
+    Raises:
+        ConfigError: Sizes that do not go together, or too little memory.
+    """
+    return CacheConfig(
+        groups=(*layout.groups, *drafter),
+        layout=config.parallel.layout,
+        blocks=blocks_that_fit(memory, _geometry(layout, config, drafter)),
+        block_tokens=config.block_tokens,
+        checkpoint_alignment=config.checkpoint_alignment,
+        placement=config.placement,
+        eviction=config.eviction,
+        cost=layout.cost,
+        check=config.check,
+    )
+
+
+def _drafter_groups(drafts: DraftSource, source: str | None, config: EngineConfig) -> Sequence[LayerSpec]:
+    """What the drafter keeps in the cache."""
+    folder = Path(resolve_source(source)[1])
+    dtype = resolve_dtype(config.dtype, read_device(config.device))
+    return drafts.groups(folder if folder.is_dir() else None, dtype)
+
+
+def _launcher(config: EngineConfig) -> Callable[[], RankGroup]:
+    ranks = config.parallel.ranks
+    if config.parallel.kind == "ray":
+        return lambda: RayRanks(config.device, ranks)
+    devices = devices_of_ranks(config.device, ranks)
+    return lambda: ProcessRanks(devices)
+
+
+def _refuse_impossible(name: str, layout: ModelLayout, config: EngineConfig, drafter: Sequence[LayerSpec]) -> None:
+    """Refuse before any rank starts what can be known to be impossible; it may take minutes to load a model."""
+    if config.parallel.dcp > 1 and not any(spec.sharded for spec in layout.groups):
+        raise ConfigError(
+            f"dcp={config.parallel.dcp}: {name} has no full attention, and nothing else is split by tokens; leave "
+            f"--dcp out"
+        )
+    geometry = _geometry(layout, config, drafter)
+    if config.memory is not None:
+        blocks_that_fit(config.memory, geometry)
+
+
+def _memory(loaded: Sequence[Loaded], config: EngineConfig) -> int:
+    """Bytes for the cache on every rank: the rank with the least decides, and ranks of one machine share its memory."""
+    if config.memory is not None:
+        return config.memory
+    shared = config.device == "cpu"
+    return min(each.memory for each in loaded) // (len(loaded) if shared else 1)
+
+
+def _make_room(
+    executor: RankedExecutor, cache: PrefixCache, config: EngineConfig, check: SelfCheck
+) -> ReadyDrafter | None:
+    """Make room on every rank; returns what drafting costs on rank 0."""
+    parallel = cache.geometry.layout
+    room = Prepare(
+        blocks=cache.config.blocks,
+        block_tokens=config.block_tokens,
+        tp=parallel.tp,
+        dcp=parallel.dcp,
+        interleave=parallel.interleave,
+        single_steps=check.single_steps,
+        max_running=config.max_running,
+    )
+    made = executor.prepare(cache.geometry, room)
+    planned = capacity(cache.config.blocks, cache.geometry).bytes
+    assert all(each.bytes == planned for each in made), f"planned {planned} bytes a rank, made {made}"
+    return made[0].drafter

@@ -1,63 +1,193 @@
-"""The engine's options in one record, checked when it is made."""
+"""The engine's options in two records, checked when they are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, check_placement
-from headway.engine.parallel import ParallelConfig
+from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
 from headway.errors import ConfigError
-from headway.runtime.choices import MOST_DRAFT_TOKENS, AcceptanceRule
+from headway.option_records import Written, option
+from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule
+from headway.sizes import parse_bytes
 
-__all__ = ["EngineConfig"]
+__all__ = ["EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
+
+EXECUTORS = ("auto", "local", "processes", "ray")
+"""Who computes: this process, one process per rank on this machine, or one Ray actor per rank on any machines."""
+ON_RANK_FAILURE = ("restart", "exit")
+"""What the engine does when it has lost a rank."""
+
+
+_RANKS = "Ranks"
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """The ranks of an engine: options of `headway serve`, each with what it means.
+
+    Windows, chunks and states are not split by `dcp`. With tensor parallelism its ranks are among those that share the
+    weights. `executor` is one of `EXECUTORS`: `auto` is `local` for one rank and `processes` for more.
+    """
+
+    dcp: Annotated[
+        int,
+        option(
+            _RANKS,
+            "Decode-context-parallel size: ranks over which the tokens of full attention are split. Without --tp each "
+            "holds the whole model; with the same memory a rank, the cache holds about that many times the tokens.",
+        ),
+    ] = 1
+    interleave: Annotated[
+        int, option(_RANKS, "Consecutive tokens that one rank stores; must divide --block-tokens.")
+    ] = 1
+    communication: Annotated[
+        str,
+        option(
+            _RANKS,
+            "How ranks merge their attention: ag_rs (all-gather, reduce-scatter) or a2a (all-to-all).",
+            "--dcp-comm",
+        ),
+    ] = "ag_rs"
+    tp: Annotated[
+        int,
+        option(
+            _RANKS,
+            "Tensor-parallel size: ranks that share the weights by the plan that transformers has for the model, and "
+            "recurrent states by heads. --dcp divides it.",
+        ),
+    ] = 1
+    pcp: Annotated[int, option(_RANKS, "Prefill-context-parallel size. Only 1 is served yet.")] = 1
+    executor: Annotated[
+        str,
+        option(_RANKS, "Who computes: local (this process), processes (one a rank), ray (one actor a rank), or auto."),
+    ] = "auto"
+    rank_timeout: Annotated[float, option(_RANKS, "Seconds that a step may take before the ranks count as lost.")] = (
+        300.0
+    )
+    on_rank_failure: Annotated[
+        str, option(_RANKS, "When a rank is lost: restart (new ranks, empty cache) or exit (with an error status).")
+    ] = "restart"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            ConfigError: The message names the option and what to change.
+        """
+        for name in ("dcp", "interleave", "tp", "pcp"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.tp > 1 and self.tp % self.dcp:
+            raise ConfigError(
+                f"dcp={self.dcp} does not divide tp={self.tp}: decode context parallelism reuses the ranks that share "
+                f"the weights, so choose --dcp among the divisors of --tp, or leave --tp out"
+            )
+        if self.pcp > 1:
+            raise ConfigError(
+                f"pcp={self.pcp}: prefill context parallelism is geometry only (`headway inspect --pcp`), no executor "
+                f"splits a prompt over ranks yet: use --dcp"
+            )
+        _one_of("executor", self.executor, EXECUTORS)
+        _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
+        _one_of("communication", self.communication, COMMUNICATIONS)
+        if not self.rank_timeout > 0:
+            raise ConfigError(f"rank_timeout is {self.rank_timeout}, it must be more than 0 seconds")
+        if self.executor == "local" and self.ranks > 1:
+            raise ConfigError(
+                f"executor=local computes in one process, and tp={self.tp}, dcp={self.dcp} need {self.ranks}: use "
+                f"auto, processes or ray"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks compute."""
+        return self.tp if self.tp > 1 else self.dcp
+
+    @property
+    def kind(self) -> str:
+        """The executor that `executor` means: `local`, `processes` or `ray`."""
+        if self.executor != "auto":
+            return self.executor
+        return "local" if self.ranks == 1 else "processes"
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The layout for the cache: context parallelism without tensor parallelism has ranks of its own."""
+        return ParallelLayout(tp=self.ranks, dcp=self.dcp, interleave=self.interleave)
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    return tuple(kind.strip() for kind in text.split(",") if kind.strip())
+
+
+_MODEL, _CACHE, _DRAFTS, _LIMITS = "Model", "Cache", "Speculative decoding", "Batches and limits"
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine computes and what it keeps.
+    """How an engine computes and what it keeps: options of `headway serve`, each with what it means, and four more.
 
     Attributes:
-        device: Torch device string, `cpu` or `cuda` or `cuda:1`.
-        dtype: `fp32`, `bf16`, or `auto`: fp32 on a CPU, else bf16.
-        memory: Bytes for the block pool; None chooses from what the device has free.
-        max_model_len: Most tokens of prompt and answer together; None takes the model's own limit.
-        max_batched_tokens: Most tokens computed in one step, over all requests.
-        max_running: Most requests that run at once.
-        max_waiting: Most requests that wait; beyond it a request is refused (HTTP 429).
-        block_tokens: Tokens in a block of the pool.
-        placement: Which positions get a checkpoint; see `headway.cache.CacheConfig`.
-        eviction: What goes first when memory runs out: `value`, `lru` or `greedy-dual`.
-        checkpoint_alignment: Checkpoints lie at multiples of this many tokens, except the ends of answers.
+        memory: Bytes for the block pool, of every rank; None chooses from what the device has free.
+        placement: See `headway.cache.CacheConfig`. The ends of answers need not lie on `checkpoint_alignment`.
+        parallel: The ranks that compute.
         chunked_prefill: False computes every prompt in one step, for models that cannot continue one; prompts are then
             limited by `max_batched_tokens` less one token for each of the other running requests.
-        prefix_reuse: False computes every prompt from its start.
-        draft: Who drafts tokens for the model to verify: `none`, `lookup`, `mtp` or `dspark`, or the folder of a
-            drafter.
-        draft_tokens: Most tokens of a draft; None takes the drafter's own number.
-        draft_rule: How drafts of sampled answers are judged: `match`, `token` or `block`.
         max_retries: How often a request whose step failed is tried again by itself before it is failed.
-        parallel: The ranks that compute.
         check: Verify the cache's invariants after every operation. Slow; for tests.
     """
 
-    device: str = "cpu"
-    dtype: str = "auto"
-    memory: int | None = None
-    max_model_len: int | None = None
-    max_batched_tokens: int = 2048
-    max_running: int = 64
-    max_waiting: int = 1024
-    block_tokens: int = 16
-    placement: tuple[str, ...] = DEFAULT_PLACEMENT
-    eviction: str = "value"
-    checkpoint_alignment: int = 1
-    chunked_prefill: bool = True
-    prefix_reuse: bool = True
-    draft: str = "none"
-    draft_tokens: int | None = None
-    draft_rule: str = "match"
-    max_retries: int = 2
+    device: Annotated[str, option(_MODEL, "cpu, cuda, cuda:1, ...")] = "cpu"
+    dtype: Annotated[str, option(_MODEL, "fp32, bf16, or auto: fp32 on a CPU, else bf16.")] = "auto"
+    max_model_len: Annotated[
+        int | None, option(_MODEL, "Most tokens of prompt and answer together; the model's own limit by default.")
+    ] = None
+    memory: Annotated[
+        int | None,
+        option(
+            _CACHE,
+            "Memory of the cache, such as 4GiB; by default most of a GPU's free memory, or half of the free host "
+            "memory up to 4 GiB.",
+        ),
+        Written(parse_bytes),
+    ] = None
+    block_tokens: Annotated[int, option(_CACHE, "Tokens in a block.")] = 16
+    placement: Annotated[
+        tuple[str, ...],
+        option(_CACHE, "Which positions get a checkpoint, separated by commas; interval:N for every N tokens."),
+        Written(_kinds, ",".join),
+    ] = DEFAULT_PLACEMENT
+    eviction: Annotated[str, option(_CACHE, "What goes first when memory runs out: value, lru or greedy-dual.")] = (
+        "value"
+    )
+    checkpoint_alignment: Annotated[int, option(_CACHE, "Checkpoints lie at multiples of this many tokens.")] = 1
+    prefix_reuse: Annotated[bool, option(_CACHE, "Reuse what is cached, or compute every prompt anew.")] = True
+    draft: Annotated[
+        str,
+        option(
+            _DRAFTS,
+            "Who drafts tokens for the model to verify: none; lookup (repeats of the text itself); mtp or dspark (what "
+            "the model brings along); or the folder of a drafter. Answers have the same distribution as without.",
+        ),
+    ] = "none"
+    draft_tokens: Annotated[
+        int | None, option(_DRAFTS, "Most tokens of a draft; the drafter's own number by default.", min=1)
+    ] = None
+    draft_rule: Annotated[
+        str,
+        option(
+            _DRAFTS,
+            "How drafts of sampled answers are judged. match: a seed gives the very answer it gives without drafts. "
+            "token or block: more drafts are accepted, and a seed may give another answer.",
+        ),
+    ] = "match"
+    max_batched_tokens: Annotated[int, option(_LIMITS, "Most tokens computed in one step.")] = 2048
+    max_running: Annotated[int, option(_LIMITS, "Most requests that run at once.")] = 64
+    max_waiting: Annotated[int, option(_LIMITS, "Most requests that wait; more are refused.")] = 1024
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    chunked_prefill: bool = True
+    max_retries: int = 2
     check: bool = False
 
     def __post_init__(self) -> None:
@@ -97,3 +227,8 @@ class EngineConfig:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{name} is {value}, it must be at least {least}")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}, it must be {', '.join(choices[:-1])} or {choices[-1]}")

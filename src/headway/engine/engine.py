@@ -22,17 +22,15 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headway.cache import PrefixCache, ResetReport
-from headway.engine.admissible import require_servable
-from headway.engine.capacity import length_limit
 from headway.engine.config import EngineConfig
-from headway.engine.drafts import DraftPlanner
 from headway.engine.errors import EngineStoppedError, QueueFullError, RanksLostError, RequestFailedError
 from headway.engine.executor import Executor
 from headway.engine.handle import RequestHandle
 from headway.engine.request import GenerationRequest, RunningRequest, Update
-from headway.engine.scheduler import Scheduler
+from headway.engine.scheduling.admission import length_limit, require_servable
+from headway.engine.scheduling.drafts import DraftPlanner
+from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from headway.engine.stats import EngineSnapshot, Observer
-from headway.engine.steps import ScheduledStep
 from headway.engine.text import Decode
 from headway.errors import HeadwayError
 

@@ -1,39 +1,38 @@
 """Who computes: the one interface between the scheduler and whatever has the weights.
 
-The scheduler decides and never touches a tensor; an executor acts and never decides. `headway.engine.local` runs the
-model in this process, `headway.engine.ranked` on ranks in processes or Ray actors. Neither needs more than this: all
-records here are plain data, every block id in them is valid on all ranks, and sampling is part of the step, so that
-only token ids travel back.
+The scheduler decides and never touches a tensor; an executor acts and never decides. `headway.engine.ranks.in_process`
+runs the model in this process, `headway.engine.ranks.driver` on ranks in processes or Ray actors. Neither needs more
+than this: all records here are plain data, every block id in them is valid on all ranks, and sampling is part of the
+step, so that only token ids travel back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import Step
-from headway.runtime.sampling_records import SampleRow, TokenLogprob
+from headway.runtime.interface import RowAnswer, SampleRow
 
-__all__ = ["DraftOutput", "Executor", "StepOutput", "StepWork"]
+__all__ = ["Executor", "StepWork"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class StepWork:
+class StepWork(msgspec.Struct, frozen=True, tag=True):
     """One step for all ranks.
 
     Attributes:
         step: What the cache granted: rows, starts, counts, copies before and exports after.
         tables: The cache's block tables; row `step.rows[i]` belongs to row i of the step.
-        tokens: One int32 array a row of the step, its known tokens at [start, start + count). Where they are fewer than
-            the count, the rest is room for a draft, which the executor makes itself.
-        samples: One a row of the step: how to choose the next token, or None where none is wanted yet.
+        tokens: One int32 array per row of the step, its known tokens at [start, start + count). Where they are fewer
+            than the count, the rest is room for a draft, which the executor makes itself.
+        samples: One per row of the step: how to choose the next token, or None where none is wanted yet.
         following: int64 [rows of the step], the token at start + count where it is known, else -1; for drafters whose
             entries depend on it. None for an executor without a drafter.
         leases: int64 [rows of the step], a number that each row's lease keeps from step to step, where `step.rows` are
@@ -48,50 +47,11 @@ class StepWork:
     leases: Int64s | None = None
 
 
-@dataclass(frozen=True)
-class DraftOutput:
-    """What became of a step's rows where the executor has a drafter.
-
-    Attributes:
-        tokens: int32 [rows of the step, m], accepted drafts and the token behind them.
-        counts: int64 [rows of the step], how many of each row are real; 0 where none was wanted.
-        logprobs: One sequence a row, a record for each of its tokens where its parameters ask for it.
-        kept: int64 [rows of the step], tokens of the row, from its start on, whose entries and state count.
-        proposed: int64 [rows of the step], drafted tokens that were verified.
-        accepted: int64 [rows of the step], how many of `tokens` are drafted ones.
-        confidence: One array a row: chance of each place of a draft given those before it, by the drafter's own
-            opinion; None where it has none.
-    """
-
-    tokens: Int32s
-    counts: Int64s
-    logprobs: Sequence[Sequence[TokenLogprob]]
-    kept: Int64s
-    proposed: Int64s
-    accepted: Int64s
-    confidence: Sequence[NDArray[np.float32] | None]
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What a step computed.
-
-    Attributes:
-        sampled: int32 [rows of the step], the chosen tokens; anything where none was wanted.
-        logprobs: One a row, where the row's parameters ask for it.
-        drafts: From an executor with a drafter: all of that and more, and the two above are not read.
-    """
-
-    sampled: Int32s
-    logprobs: Sequence[TokenLogprob | None]
-    drafts: DraftOutput | None = None
-
-
 class Executor(Protocol):
     """Something that computes steps, one at a time."""
 
-    def run(self, work: StepWork) -> StepOutput:
-        """Copy, compute, export and sample, in this order.
+    def run(self, work: StepWork) -> Sequence[RowAnswer]:
+        """Copy, compute, export and sample, in this order. Returns one record per row of the step.
 
         Raises:
             RanksLostError: The step failed, and what all blocks hold is lost: only `restart` helps.

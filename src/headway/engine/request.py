@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Explanation, Lease, Prompt
+from headway.cache import Explanation, Hit, Lease, Prompt
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
-from headway.runtime.sampling_records import SamplingParams, TokenLogprob
+from headway.runtime.interface import RowAnswer, SamplingParams, TokenLogprob
 
 __all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "Update"]
 
@@ -118,7 +118,7 @@ class Delta:
     Attributes:
         text: Text that can be shown now; empty while a character or a possible stop string is unfinished.
         tokens: The tokens of the step.
-        logprobs: One a token where they were asked for.
+        logprobs: One per token where they were asked for.
         result: How the request ended, in the last delta only.
     """
 
@@ -157,6 +157,8 @@ class RunningRequest:
         survival: float32 [most drafts], chance that so many tokens of a draft are accepted, as of earlier steps.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
+        hit: What the cache knows of its prompt, from when it was found to fit until its lease begins.
+        refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
     """
 
     request: GenerationRequest
@@ -182,6 +184,9 @@ class RunningRequest:
     survival: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     drafted: int = 0
     accepted: int = 0
+    hit: Hit | None = None
+    refused_epoch: int | None = None
+    _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
         """Copy the prompt into a buffer with room for the answer."""
@@ -225,7 +230,7 @@ class RunningRequest:
         return self.computed < self.alone_until
 
     @property
-    def settling(self) -> bool:
+    def draining(self) -> bool:
         """Whether its answer has ended and its state is yet to catch up with it, for those who go on from there."""
         return self.finish_reason is not None and self.lease is not None
 
@@ -235,45 +240,46 @@ class RunningRequest:
         return self.known - self.computed - (self.finish_reason is not None)
 
     def cache_prompt(self, namespace: int) -> Prompt:
-        """What the cache is asked for: the prompt, and after a preemption the answer so far as well."""
-        asked = self.request
-        return Prompt(
-            self.tokens[: self.known].copy(),
-            namespace=namespace,
-            boundaries=asked.boundaries,
-            breakpoints=asked.breakpoints,
-            pin=asked.pin,
-            no_store=asked.no_store,
-        )
+        """What the cache is asked for: the prompt, and after a preemption the answer so far as well. Made once each."""
+        made, asked = self._prompt, self.request
+        if made is None or made.namespace != namespace or len(made.tokens) != self.known:
+            made = self._prompt = Prompt(
+                self.tokens[: self.known],
+                namespace=namespace,
+                boundaries=asked.boundaries,
+                breakpoints=asked.breakpoints,
+                pin=asked.pin,
+                no_store=asked.no_store,
+            )
+        return made
 
-    def accept(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Delta:
-        """Append tokens of the answer, up to one that ends it (`finish_reason` is set then). Returns what to show."""
-        shown, taken, records = "", list[int](), list[TokenLogprob]()
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            delta = self._accept_one(token, logprob)
-            shown, taken = shown + delta.text, [*taken, token]
-            records.extend(delta.logprobs)
+    def accept(self, answer: RowAnswer) -> Delta:
+        """Append tokens of an answer, up to one that ends it (`finish_reason` is set then). Returns what to show."""
+        shown, taken = "", 0
+        for token in answer.tokens:
+            shown += self._accept_one(token)
+            taken += 1
             if self.finish_reason is not None:
+                shown += self.text.finish()
                 break
-        return Delta(shown, tuple(taken), tuple(records))
+        tokens = answer.tokens[:taken]
+        written = taken - (taken > 0 and tokens[-1] in self.end_tokens)  # an end token is no part of the answer's text
+        return Delta(shown, tokens, answer.logprobs[:written])
 
-    def _accept_one(self, token: int, logprob: TokenLogprob | None) -> Delta:
+    def _accept_one(self, token: int) -> str:
+        """Append one token. Returns the text that can be shown now."""
         self.tokens[self.known] = token
         self.known += 1
-        shown = ""
         if token in self.end_tokens:
             self.finish_reason = "stop"
             self.stop_reason = token if token in self.request.stop_token_ids else None
-            logprob = None  # the token is no part of the answer's text
-        else:
-            shown = self.text.push(token)
-            if self.text.stopped_by is not None:
-                self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
-            elif self.known == len(self.tokens):
-                self.finish_reason = "length"
-        if self.finish_reason is not None:
-            shown += self.text.finish()
-        return Delta(shown, (token,), () if logprob is None else (logprob,))
+            return ""
+        shown = self.text.push(token)
+        if self.text.stopped_by is not None:
+            self.finish_reason, self.stop_reason = "stop", self.text.stopped_by
+        elif self.known == len(self.tokens):
+            self.finish_reason = "length"
+        return shown
 
     def result(self) -> RequestResult:
         """How it ended."""

@@ -49,10 +49,10 @@ def inspect(
     resolve_source(model)
     if not as_json:
         Console(stderr=True).print("starting ...", highlight=False)
-    from headway.runtime.layout import layout_of_ranks  # these import torch, which takes seconds
     from headway.runtime.loading import layout_of_rank
-    from headway.runtime.memory import default_memory
-    from headway.runtime.overview import inspection_of
+    from headway.runtime.model.layout import layout_of_ranks  # these import torch, which takes seconds
+    from headway.runtime.model.memory import default_memory
+    from headway.runtime.model.overview import inspection_of
 
     parallel = layout_of_ranks(tp, dcp, pcp, interleave)
     name, layout = layout_of_rank(model, dtype, tp, dcp, device)

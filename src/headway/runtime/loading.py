@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,12 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from headway.errors import ConfigError, ModelError
-from headway.runtime.communicator import Rehearsal
-from headway.runtime.distributed import TorchCommunicator
-from headway.runtime.inspection import inspect_model
-from headway.runtime.layout import ModelLayout
+from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.layout import ModelLayout
+from headway.runtime.parallel.communicator import Rehearsal
+from headway.runtime.parallel.distributed import TorchCommunicator
+from headway.runtime.parallel.tensor_parallel import layout_of_share, rules_of_reading, split_model
 from headway.runtime.sources import BUILTIN, resolve_source
-from headway.runtime.tensor_parallel import layout_of_share, rules_of_reading, split_model
 
 __all__ = [
     "BUILTIN",
@@ -120,16 +120,71 @@ def _load_share(
     name: str, path: str, config: Any, dtype: torch.dtype, ranks: TorchCommunicator
 ) -> tuple[PreTrainedModel, ModelLayout]:
     """Load this rank's share of a model, once it is known to be one that can be shared; with the whole one's layout."""
-    from headway.runtime.sharded_loading import read_share  # what it imports takes a second, and is for ranks only
-
     with _shapes_alone(name, path, dtype) as shapes:
         whole, rules = inspect_model(shapes), rules_of_reading(shapes)
         split_model(shapes, Rehearsal(ranks.size))
         kind = type(shapes)
     with _quiet():
-        model, shares = _load(name, "weights", lambda: read_share(kind, path, config, dtype, ranks.size, rules))
+        model, shares = _load(name, "weights", lambda: _read_share(kind, path, config, dtype, ranks.size, rules))
     split_model(model, ranks, shares)
     return model, whole
+
+
+def _read_share(
+    kind: Any, path: str, config: Any, dtype: torch.dtype, ranks: int, rules: Mapping[str, str]
+) -> tuple[PreTrainedModel, frozenset[str]]:
+    """Read a rank's share of the weights, where transformers can cut while it reads; all ranks call this together.
+
+    transformers reads from a file just the part of a weight that its plan gives to this rank. So a model that does not
+    fit into one machine's memory as often as there are ranks can still be loaded on all of them. What it reads so is
+    wrapped for training and hooked; both are taken off again, because Headway follows the plan itself
+    (`headway.runtime.parallel.tensor_parallel`). Embeddings, the output head and recurrent mixers are read whole by
+    every rank, and the mixers are cut afterwards.
+
+    Args:
+        kind: The model's class.
+        path: The model, as for transformers.
+        config: Its config.
+        dtype: Type of the weights.
+        ranks: How many ranks share it: all of the default process group.
+        rules: What to do otherwise than the model's plan says, by the plan's rules.
+
+    Returns:
+        The model, in host memory, and the names of the parameters that are this rank's share; the others are whole.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # these take a second, and are for ranks only
+    from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.utils import TransformersDeviceMesh
+
+    mesh = init_device_mesh("cpu", (1, 1, 1, ranks), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
+    experts = init_device_mesh("cpu", (1, 1, ranks, 1), mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"))
+
+    class Reader(kind):  # type: ignore[misc]
+        """The model's class on the ranks that are there. Its own way to find them is for programs of torchrun."""
+
+        @classmethod
+        def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> tuple[Any, Any, Any]:
+            return distributed_config, device_map, TransformersDeviceMesh(mesh, experts)
+
+    distributed = DistributedConfig(tp_size=ranks, tp_plan=dict(rules))
+    model: Any = Reader.from_pretrained(path, config=config, dtype=dtype, distributed_config=distributed)
+    model.__class__ = kind
+    return model, frozenset(_unwrapped(model))
+
+
+def _unwrapped(model: PreTrainedModel) -> list[str]:
+    """Take off what transformers put around weights and forwards; returns the names of what is a share."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    shares = []
+    for path, module in model.named_modules():
+        vars(module).pop("forward", None)
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if isinstance(parameter, DTensor):
+                if not all(isinstance(placed, Replicate) for placed in parameter.placements):
+                    shares.append(f"{path}.{name}" if path else name)
+                module.register_parameter(name, torch.nn.Parameter(parameter.to_local(), requires_grad=False))
+    return shares
 
 
 def layout_without_weights(

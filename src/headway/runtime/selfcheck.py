@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from headway.cache import CacheGeometry, TableKind
 from headway.errors import ModelError
-from headway.runtime.batch import RunBatch, StateMove
-from headway.runtime.layout import ModelLayout
-from headway.runtime.runner import ModelRunner
+from headway.runtime.forward.batch import RunBatch, StateMove
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.model.layout import ModelLayout
 
 __all__ = ["SelfCheck", "Verdict", "self_check"]
 

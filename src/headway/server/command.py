@@ -7,39 +7,77 @@ import logging
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
 
 from headway.engine import EngineConfig
 from headway.errors import ConfigError, HeadwayError
-from headway.option_records import with_records
+from headway.option_records import option, with_records
 from headway.runtime.sources import resolve_source
-from headway.server import options as opt
 from headway.server.recorder import Recorder, check_recording
 from headway.sizes import parse_bytes
 
 if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
-    from headway.engine.built import BuiltEngine
+    from headway.engine.build import BuiltEngine
     from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+"""What `--log-level` may be."""
+
+_ModelSource = Annotated[
+    str | None, typer.Argument(help="A directory, a hub id, or nothing for the small built-in model.")
+]
+_BodyLimit = Annotated[str, option("Batches and limits", "Largest body of a request.")]
+
+_SERVER = "Server"
+
+
+@dataclass(frozen=True)
+class _ServerFlags:
+    """Where and how the server listens."""
+
+    host: Annotated[str, option(_SERVER, "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[int, option(_SERVER, "Port to listen on; 0 for any that is free.", min=0, max=65535)] = 8000
+    api_key: Annotated[str | None, option(_SERVER, "Key that clients must send.", envvar="HEADWAY_API_KEY")] = None
+    served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
+    grace: Annotated[int, option(_SERVER, "Seconds that running requests get at shutdown.", min=0)] = 30
+    log_level: Annotated[str, option(_SERVER, f"{', '.join(_LOG_LEVELS[:-1])} or {_LOG_LEVELS[-1]}.")] = "info"
+
+
+_RECORD = "Recording"
+
+
+@dataclass(frozen=True)
+class _RecordFlags:
+    """A recording of the traffic."""
+
+    record: Annotated[
+        Path | None, option(_RECORD, "Record the traffic to this new file, for `headway replay`.", "--record")
+    ] = None
+    record_form: Annotated[
+        str,
+        option(_RECORD, "hashes (salted: who shares which prefix, not what it says) or tokens (everything said)."),
+    ] = "hashes"
+
 
 _EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
 
 
 @with_records
 def serve(
-    server: opt.ServerFlags,
-    model_flags: opt.ModelFlags,
-    cache: opt.CacheFlags,
-    drafts: opt.DraftFlags,
-    limits: opt.LimitFlags,
-    ranks: opt.RankFlags,
-    recording: opt.RecordFlags,
-    model: opt.ModelSource = None,
+    server: _ServerFlags,
+    config: EngineConfig,
+    recording: _RecordFlags,
+    model: _ModelSource = None,
+    max_body: _BodyLimit = "16MiB",
 ) -> None:
     """Serve a model over the OpenAI API, reusing all that it has computed.
 
@@ -47,8 +85,7 @@ def serve(
     much the cache holds, from how many tokens on a prefix is reused, and how to call the server. Ctrl-C or SIGTERM
     ends it: running requests are finished first.
     """
-    config = _engine_config(model_flags, cache, drafts, limits, ranks)
-    body_limit = parse_bytes(limits.max_body)
+    body_limit = parse_bytes(max_body)
     check_recording(recording.record, recording.record_form)  # before the model is loaded
     console = Console(stderr=True)
     _set_up_logging(server.log_level, console)
@@ -61,34 +98,6 @@ def serve(
         options = _server_options(name, server.api_key, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, server.log_level, server.grace)
-
-
-def _engine_config(
-    model: opt.ModelFlags, cache: opt.CacheFlags, drafts: opt.DraftFlags, limits: opt.LimitFlags, ranks: opt.RankFlags
-) -> EngineConfig:
-    """What the engine is told.
-
-    Raises:
-        ConfigError: Options that cannot work.
-    """
-    return EngineConfig(
-        device=model.device,
-        dtype=model.dtype,
-        memory=None if cache.memory is None else parse_bytes(cache.memory),
-        max_model_len=model.max_model_len,
-        max_batched_tokens=limits.max_batched_tokens,
-        max_running=limits.max_running,
-        max_waiting=limits.max_waiting,
-        block_tokens=cache.block_tokens,
-        placement=tuple(kind.strip() for kind in cache.placement.split(",") if kind.strip()),
-        eviction=cache.eviction,
-        checkpoint_alignment=cache.checkpoint_alignment,
-        prefix_reuse=cache.prefix_reuse,
-        draft=drafts.draft,
-        draft_tokens=drafts.draft_tokens,
-        draft_rule=drafts.draft_rule,
-        parallel=ranks.config(),
-    )
 
 
 def _build(model: str | None, config: EngineConfig, console: Console, *, hints: bool) -> BuiltEngine:
@@ -109,8 +118,8 @@ def _server_options(name: str, api_key: str | None, body_limit: int, recorder: R
 
 
 def _set_up_logging(level: str, console: Console) -> None:
-    if level not in opt.LOG_LEVELS:
-        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(opt.LOG_LEVELS)}")
+    if level not in _LOG_LEVELS:
+        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(_LOG_LEVELS)}")
     if console.is_terminal:
         handler: logging.Handler = RichHandler(console=console, show_path=False)
         logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s", datefmt="%X", force=True)
@@ -145,7 +154,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _announce(console: Console, built: BuiltEngine, options: ServerOptions, listener: socket.socket) -> None:
     """Say what the cache holds, how it is run, and how to call the server."""
-    from headway.runtime.overview import Inspection
+    from headway.runtime.model.overview import Inspection
 
     config, engine = built.engine.config, built.engine
     Inspection(built.name, built.layout, engine.cache.geometry, built.capacity, config.checkpoint_alignment).show(

@@ -193,7 +193,7 @@ class CompletionFormat:
     """`/v1/completions`.
 
     Attributes:
-        echoes: One a choice: the prompt's text to put before the answer, or "".
+        echoes: One per choice: the prompt's text to put before the answer, or "".
     """
 
     model: str

@@ -23,10 +23,10 @@ from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextToke
 from headway.errors import HeadwayError, RequestError
 from headway.server.errors import error_body
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, headway_report, usage
+from headway.server.generation import generation_requests
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
-from headway.server.sampling import generation_requests
 
 __all__ = ["GenerationService", "ServerOptions"]
 

@@ -107,7 +107,7 @@ def _now(found: Study) -> Iterator[str]:
     run, facts = found.today.run, found.today.facts
     yield (
         f"{facts.requests:,} requests, {run.result.whole.prompt_tokens:,} prompt tokens; {run.model.name}, "
-        f"tp {run.layout['tp']}, {memory_text(run)} a rank for the cache."
+        f"tp {run.layout['tp']}, {memory_text(run)} per rank for the cache."
     )
     yield ""
     yield (
@@ -206,7 +206,7 @@ def _remark(variant: Variant) -> str:
         return "; changes what the model computes: check its quality first"
     if variant.name == "plain LRU":
         return "; what eviction by value is worth here, with the sign turned"
-    return f"; {format_bytes(variant.run.memory, 1000)} a rank" if variant.run.memory else ""
+    return f"; {format_bytes(variant.run.memory, 1000)} per rank" if variant.run.memory else ""
 
 
 def _watch(facts: RunFacts) -> Iterator[str]:

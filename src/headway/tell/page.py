@@ -104,7 +104,7 @@ def _about(runs: Sequence[RunRecord]) -> str:
     text = f"{whole.requests:,} requests, {whole.prompt_tokens:,} prompt tokens; model {models}"
     if len(runs) > 1:
         return f"{text}; {len(runs)} runs side by side"
-    text += f", {', '.join(f'{k} {v}' for k, v in layout.items())}, {memory_text(runs[0])} a rank"
+    text += f", {', '.join(f'{k} {v}' for k, v in layout.items())}, {memory_text(runs[0])} per rank"
     text += f", preset {runs[0].policy['preset']}" if runs[0].policy.get("preset") else ""
     clock = (runs[0].policy.get("timing") or {}).items()
     return text + (f", arrivals as recorded, {', '.join(f'{k} {v}' for k, v in clock)}" if clock else "")

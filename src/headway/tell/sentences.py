@@ -133,7 +133,7 @@ def on_memory_sizes(found: Comparison) -> str:
     numbers = next((line for line in lines if found.focus in line), lines[0])
     least, most = found.facts[numbers[0]], found.facts[numbers[-1]]
     text = (
-        f"From {memory_text(found.runs[numbers[0]])} to {memory_text(found.runs[numbers[-1]])} a rank, the hit rate "
+        f"From {memory_text(found.runs[numbers[0]])} to {memory_text(found.runs[numbers[-1]])} per rank, the hit rate "
         f"goes from {least.reused:.1%} to {most.reused:.1%}."
     )
     if most.reused - least.reused < _FLAT:

@@ -191,7 +191,7 @@ def test_with_a_clock_there_are_times() -> None:
     text = advice_text(found, share=0.9)
     assert "- as it is: first token within 4 s for half and 8 s for 95% of the requests" in text
     assert "- as advised: first token within 500 ms for half and 1 s for 95% of the requests" in text
-    assert "twice the memory: 30.0% (+0.0 points); first token within 1 s for 95%; 20.0 GB a rank" in text
+    assert "twice the memory: 30.0% (+0.0 points); first token within 1 s for 95%; 20.0 GB per rank" in text
     assert "imitated engines have no clock" in text
 
 

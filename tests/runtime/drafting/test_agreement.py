@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.runtime.rank_threads import Ranks
+from tests.runtime.parallel.rank_threads import Ranks
 
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.drafting.verification import Judgement
+from headway.runtime.interface import RowAnswer
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def test_proposals_of_rank_0_stand_on_all_ranks() -> None:
 
 def test_judgements_of_rank_0_stand_on_all_ranks() -> None:
     ranks = Ranks(2)
-    mine = [Judgement((4, 5, 6, 1), (), 3), Judgement((2,), (), 0)]
+    mine = [RowAnswer((4, 5, 6, 1), accepted=3), RowAnswer((2,))]
 
     def task(rank: int) -> list[tuple[tuple[int, ...], int]]:
         agreement = Agreement(ranks.merges[rank].ranks, 3, CPU)

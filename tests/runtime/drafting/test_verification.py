@@ -11,8 +11,9 @@ import torch
 
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.drafting.verification import Judgement, verify
-from headway.runtime.sampling import SampleRow, SamplingParams, sample
+from headway.runtime.drafting.verification import verify
+from headway.runtime.forward.sampling import sample
+from headway.runtime.interface import RowAnswer, SampleRow, SamplingParams
 
 VOCAB = 12
 
@@ -35,7 +36,7 @@ def undrafted(asked: SampleRow, rows: torch.Tensor) -> list[int]:
     return output[len(asked.output) :]
 
 
-def one(rule: AcceptanceRule, rows: torch.Tensor, asked: SampleRow, draft: list[int], found: Any = None) -> Judgement:
+def one(rule: AcceptanceRule, rows: torch.Tensor, asked: SampleRow, draft: list[int], found: Any = None) -> RowAnswer:
     return verify(rule, [rows], [asked], [Proposal(np.array(draft, dtype=np.int32), found)])[0]
 
 

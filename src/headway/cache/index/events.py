@@ -24,71 +24,58 @@ _LOG = logging.getLogger("headway.cache")
 
 
 @dataclass(frozen=True)
-class CheckpointStored:
-    """A request that begins with `prefix` can now resume behind it.
+class _Change:
+    """Something about a prefix.
 
     Attributes:
         namespace: Id of the namespace.
-        position: The resume point: tokens before it.
+        position: Tokens before the place that it is about.
         prefix: int32 tokens [0, position + lookahead).
-        kind: Kind of placement.
     """
 
     namespace: int
     position: int
     prefix: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class CheckpointStored(_Change):
+    """A request that begins with `prefix` can now resume at `position`.
+
+    Attributes:
+        kind: Kind of placement.
+    """
+
     kind: str
 
 
 @dataclass(frozen=True)
-class CheckpointRemoved:
-    """The checkpoint behind `prefix` is gone.
+class CheckpointRemoved(_Change):
+    """The checkpoint at `position` of `prefix` is gone.
 
     Attributes:
-        namespace: Id of the namespace.
-        position: The resume point: tokens before it.
-        prefix: int32 tokens [0, position + lookahead).
         kind: Kind of placement that had taken it.
         cause: "evicted", "forgotten" (its prefix or namespace) or "reset".
     """
 
-    namespace: int
-    position: int
-    prefix: NDArray[np.int32]
     kind: str
     cause: str
 
 
 @dataclass(frozen=True)
-class ResidentGrown:
-    """The entries of the whole of `prefix` are now kept.
-
-    Attributes:
-        namespace: Id of the namespace.
-        position: Entries kept.
-        prefix: int32 tokens [0, position + lookahead).
-    """
-
-    namespace: int
-    position: int
-    prefix: NDArray[np.int32]
+class ResidentGrown(_Change):
+    """The first `position` entries of `prefix` are now kept."""
 
 
 @dataclass(frozen=True)
-class ResidentShrunk:
-    """Of the entries of `prefix` only the first `keep` tokens are kept now.
+class ResidentShrunk(_Change):
+    """Of the first `position` entries of `prefix`, which were kept, only the first `keep` are kept now.
 
     Attributes:
-        namespace: Id of the namespace.
-        position: Entries that were kept.
-        prefix: int32 tokens [0, position + lookahead).
-        keep: Entries of them that still are.
+        keep: Entries that still are.
         cause: "evicted", "unreachable" (no checkpoint left behind it), "forgotten" or "reset".
     """
 
-    namespace: int
-    position: int
-    prefix: NDArray[np.int32]
     keep: int
     cause: str
 

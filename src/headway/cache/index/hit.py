@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from headway.cache.index.edge import Checkpoint, Match
 from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.shape.geometry import TableKind
 from headway.cache.shape.prompt import Prompt
 
 __all__ = ["Hit"]
@@ -45,4 +46,8 @@ class Hit:
         """
         if self.tokens == 0 or self.checkpoint is None:
             return np.empty(0, dtype=np.int32)
-        return self.index.hit_blocks(self.at, self.tokens, self.checkpoint, table)
+        geometry, one = self.index.geometry, self.index.geometry.tables[table]
+        if one.kind is not TableKind.PREFIX:
+            return self.checkpoint.sections[geometry.tail_tables.index(one)].ids.copy()
+        edge, number = self.at.edge_at(self.tokens), geometry.prefix_tables.index(one)
+        return self.index.tree.path_ids(edge, number, 0, one.blocks_for(self.tokens)).copy()

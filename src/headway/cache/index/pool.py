@@ -7,7 +7,8 @@ nothing of what the blocks hold:
     * *users*: which leases and pins need it now. What is held and has no user can be evicted, so the blocks that
       could be had are known at any time without looking for them: all but those with a user.
 
-All operations work on arrays of ids; each is O(ids given). Arrays are indexed by int64, which numpy need not convert.
+Both counts of a block lie in one integer, so that what changes both, as most calls do, changes one array. All
+operations work on arrays of distinct ids; each is O(ids given). Single ids, which are frequent, take a shorter way.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ __all__ = ["BlockPool"]
 Ids = NDArray[np.int32]
 
 
+_HOLDER, _USER = 1, 1 << 32
+"""What one holder and one user add to the count of a block."""
+_HOLDERS = _USER - 1
+"""The part of a count that is holders."""
+
+
 class BlockPool:
     """Free list and counts of a fixed number of blocks.
 
     Attributes:
         blocks: Number of blocks.
-        references: int32 [blocks], holders of each block; 0 means free.
-        users: int32 [blocks], leases and pins that need each block.
-        pins: int32 [blocks], how many of the users are pins.
+        free: Blocks that nobody holds.
         used: Blocks with a user.
         pinned: Blocks under a pin.
+        pins: int32 [blocks], how many of the users of each block are pins.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -42,19 +48,11 @@ class BlockPool:
         """
         if blocks < 1:
             raise ConfigError(f"blocks is {blocks}: the pool needs at least one block")
-        self.blocks = blocks
-        self.references = np.zeros(blocks, dtype=np.int32)
-        self.users = np.zeros(blocks, dtype=np.int32)
+        self.blocks = self.free = blocks
+        self.used = self.pinned = 0
         self.pins = np.zeros(blocks, dtype=np.int32)
-        self.used = 0
-        self.pinned = 0
+        self._counts = np.zeros(blocks, dtype=np.int64)
         self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int64)
-        self._free = blocks
-
-    @property
-    def free(self) -> int:
-        """Blocks that nobody holds."""
-        return self._free
 
     @property
     def available(self) -> int:
@@ -64,123 +62,114 @@ class BlockPool:
     @property
     def nbytes(self) -> int:
         """Bytes of the pool's own arrays."""
-        return 20 * self.blocks
+        return self.pins.nbytes + self._counts.nbytes + self._stack.nbytes
 
-    # ---- leases: a reference and a use at once
+    @property
+    def references(self) -> NDArray[np.int64]:
+        """int64 [blocks], holders of each block, of a state on its first block (1 on the others); 0 means free."""
+        return self._counts & _HOLDERS
+
+    @property
+    def users(self) -> NDArray[np.int64]:
+        """int64 [blocks], leases and pins that need each block, of a state on its first block (1 on the others)."""
+        return self._counts >> 32
 
     def take(self, count: int) -> Ids:
         """Take `count` free blocks, each with one holder, who needs it.
 
         The caller has made sure that they are free.
         """
-        assert count <= self._free, "take() beyond the free blocks"
-        self._free -= count
+        assert count <= self.free, "take() beyond the free blocks"
+        self.free -= count
         self.used += count
-        at = self._stack[self._free : self._free + count]
-        self.references[at] = 1
-        self.users[at] = 1
+        at = self._stack[self.free : self.free + count]
+        self._counts[at] = _HOLDER + _USER
         return at.astype(np.int32)
 
-    def hold(self, ids: Ids) -> None:
-        """Add a holder who needs them to each of `ids` (all distinct, none free)."""
-        self.share(ids)
-        self.use(ids)
+    def hold(self, ids: Ids, *, whole: bool = False) -> None:
+        """Add a holder who needs them to each of `ids` (none free)."""
+        self._change(ids, 1, 1, whole)
 
-    def drop(self, ids: Ids) -> int:
-        """Undo `hold` or `take` and return how many blocks became free."""
-        self.disuse(ids)
-        return self.release(ids)
+    def drop(self, ids: Ids, *, whole: bool = False) -> None:
+        """Undo `hold` or `take`."""
+        self._change(ids, -1, -1, whole)
 
     def drop_repeated(self, ids: Ids) -> None:
         """Like `drop`, for ids that may occur more than once (one holder and user less for each occurrence)."""
-        if len(ids) == 0:
-            return
-        at, counts = np.unique(ids, return_counts=True)
-        less = counts.astype(np.int32)
-        self.users[at] -= less
-        self.used -= int(np.count_nonzero(self.users[at] == 0))
-        self.references[at] -= less
-        self._push(at[self.references[at] == 0])
+        if len(ids):
+            distinct, counts = np.unique(ids, return_counts=True)
+            self._change_many(distinct, -1, -1, counts)
 
-    # ---- uses
+    def use(self, ids: Ids, *, whole: bool = False) -> None:
+        """Add a user to each of `ids` (none free)."""
+        self._change(ids, 0, 1, whole)
 
-    def use(self, ids: Ids) -> None:
-        """Add a user to each of `ids` (all distinct, none free)."""
-        self.used += _raise(self.users, ids)
-
-    def disuse(self, ids: Ids) -> None:
-        """Take a user from each of `ids` (all distinct)."""
-        self.used -= _lower(self.users, ids)
-
-    def pin(self, ids: Ids) -> None:
-        """Put each of `ids` (all distinct) under a pin, which is a use."""
-        self.pinned += _raise(self.pins, ids)
-        self.use(ids)
-
-    def unpin(self, ids: Ids) -> None:
-        """Undo `pin`."""
-        self.pinned -= _lower(self.pins, ids)
-        self.disuse(ids)
-
-    # ---- references
+    def disuse(self, ids: Ids, *, whole: bool = False) -> None:
+        """Take a user from each of `ids`."""
+        self._change(ids, 0, -1, whole)
 
     def share(self, ids: Ids) -> None:
-        """Add a holder to each of `ids` (all distinct, none free)."""
-        _raise(self.references, ids)
+        """Add a holder to each of `ids` (none free)."""
+        self._change(ids, 1, 0)
 
     def share_one(self, block: int) -> None:
-        """Add a holder to one block."""
-        self.references[block] += 1
+        """`share` for one block."""
+        self._change_one(block, 1, 0)
 
-    def release_one(self, block: int) -> int:
-        """Drop one holder of one block and return 1 if it became free, else 0."""
-        left = self.references.item(block) - 1
-        self.references[block] = left
-        if left:
-            return 0
-        self._stack[self._free] = block
-        self._free += 1
-        return 1
+    def release_one(self, block: int) -> None:
+        """`release` for one block."""
+        self._change_one(block, -1, 0)
 
-    def release(self, ids: Ids) -> int:
-        """Drop one holder of each of `ids` (all distinct) and return how many became free."""
-        if len(ids) == 1:
-            return self.release_one(ids.item(0))
-        at = ids.astype(np.int64)
-        left = self.references[at] - 1
-        self.references[at] = left
-        return self._push(at if not left.any() else at[left == 0])
+    def release(self, ids: Ids, *, whole: bool = False) -> int:
+        """Drop one holder of each of `ids` and return how many became free."""
+        return self._change(ids, -1, 0, whole)
 
-    def _push(self, freed: NDArray[np.integer]) -> int:
-        count = len(freed)
-        self._stack[self._free : self._free + count] = freed
-        self._free += count
-        return count
+    def pin(self, ids: Ids, *, whole: bool = False) -> None:
+        """Put each of `ids` under a pin, which is a use."""
+        self.pins[ids] += 1
+        self.pinned += int(np.count_nonzero(self.pins[ids] == 1))
+        self.use(ids, whole=whole)
+
+    def unpin(self, ids: Ids, *, whole: bool = False) -> None:
+        """Undo `pin`."""
+        self.pins[ids] -= 1
+        self.pinned -= int(np.count_nonzero(self.pins[ids] == 0))
+        self.disuse(ids, whole=whole)
 
     def free_ids(self) -> NDArray[np.int64]:
         """Ids on the free list, for invariant checks."""
-        return self._stack[: self._free]
+        return self._stack[: self.free]
 
+    def _change(self, ids: Ids, holders: int, users: int, whole: bool = False) -> int:
+        """Add to the holders and users of distinct blocks (1, 0 or -1 each). Returns how many blocks became free."""
+        if len(ids) == 1 or whole:
+            return self._change_one(ids.item(0), holders, users, ids)
+        return self._change_many(ids, holders, users)
 
-def _raise(counts: Ids, ids: Ids) -> int:
-    """Add one to the counts of distinct blocks and return how many were 0."""
-    if len(ids) == 1:  # most often
-        block = ids.item(0)
-        counts[block] += 1
-        return int(counts.item(block) == 1)
-    at = ids.astype(np.int64)
-    before = counts[at]
-    counts[at] = before + 1
-    return len(at) - int(np.count_nonzero(before))
+    def _change_one(self, block: int, holders: int, users: int, state: Ids | None = None) -> int:
+        """Change the counts of one block, which may be the first of a state."""
+        before, weight = self._counts.item(block), 1 if state is None else len(state)
+        self._counts[block] = after = before + holders * _HOLDER + users * _USER
+        self.used += weight * ((after >= _USER) - (before >= _USER))
+        if holders >= 0 or after & _HOLDERS:
+            return 0
+        if state is not None:
+            self._counts[state] = 0
+        self._stack[self.free : self.free + weight] = block if state is None else state
+        self.free += weight
+        return weight
 
-
-def _lower(counts: Ids, ids: Ids) -> int:
-    """Take one from the counts of distinct blocks and return how many are 0 now."""
-    if len(ids) == 1:
-        block = ids.item(0)
-        counts[block] -= 1
-        return int(counts.item(block) == 0)
-    at = ids.astype(np.int64)
-    after = counts[at] - 1
-    counts[at] = after
-    return len(at) - int(np.count_nonzero(after))
+    def _change_many(self, ids: Ids, holders: int, users: int, times: int | NDArray[np.int64] = 1) -> int:
+        at = ids.astype(np.int64)  # which numpy need not convert again to index with it
+        before = self._counts[at]
+        self._counts[at] = after = before + times * (holders * _HOLDER + users * _USER)
+        if users > 0:
+            self.used += int(np.count_nonzero(before < _USER))
+        elif users < 0:
+            self.used -= int(np.count_nonzero(after < _USER))
+        if holders >= 0:
+            return 0
+        freed = at[after & _HOLDERS == 0]
+        self._stack[self.free : self.free + len(freed)] = freed
+        self.free += len(freed)
+        return len(freed)

@@ -6,20 +6,18 @@ knows the places where they end and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache.index.edge import Anchor, Checkpoint, Edge, Match, Section
 from headway.cache.index.pool import BlockPool
-from headway.cache.index.reclaim import Reclaimer
+from headway.cache.index.reclaim import Reclaimer, Retention
 from headway.cache.index.residency import Residency
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage
-from headway.cache.policy.eviction import EvictionPolicy
-from headway.cache.shape.geometry import CacheGeometry, TableKind
-from headway.cache.shape.spec import ComputeCost
+from headway.cache.shape.geometry import CacheGeometry
 
 __all__ = ["PrefixIndex"]
 
@@ -32,6 +30,7 @@ class PrefixIndex:
     """The tree of known sequences, what of it is resident, and who is computing where.
 
     Attributes:
+        geometry: Where every token lives.
         floats: The model can resume anywhere: it has no windows, chunks or states.
         pool: The blocks.
         policy: Ranks what could be evicted.
@@ -42,36 +41,16 @@ class PrefixIndex:
         version: Changes with every change of the index.
     """
 
-    def __init__(
-        self,
-        geometry: CacheGeometry,
-        pool: BlockPool,
-        policy: EvictionPolicy,
-        *,
-        cost: ComputeCost,
-        clock: Callable[[], float],
-        pin_share: float,
-        limits: tuple[int, int],
-    ) -> None:
+    def __init__(self, geometry: CacheGeometry, pool: BlockPool, keep: Retention) -> None:
         """Make an empty index."""
-        self._geometry = geometry
+        self.geometry = geometry
         self.floats = not geometry.tail_tables
         self.pool = pool
-        self.policy = policy
+        self.policy = keep.policy
         self.tree = PrefixTree(geometry.lookahead, geometry.prefix_tables, pool, floats=self.floats)
         self.residency = Residency(self.tree, pool)
-        self.usage = Usage(policy, self.tree)
-        self.reclaim = Reclaimer(
-            self.tree,
-            pool,
-            self.residency,
-            self.usage,
-            policy,
-            cost=cost,
-            clock=clock,
-            pin_share=pin_share,
-            limits=limits,
-        )
+        self.usage = Usage(keep.policy, self.tree)
+        self.reclaim = Reclaimer(self.tree, pool, self.residency, self.usage, keep)
         self.version = 0
         self._roots_before_sweep = _FEW_NAMESPACES
 
@@ -91,14 +70,6 @@ class PrefixIndex:
         others = [name for name in list(self.tree.roots)[-latest - 1 :] if name != namespace][-latest:]
         return max((self.tree.find(name, data).position for name in others), default=0)
 
-    def hit_blocks(self, at: Match, position: int, checkpoint: Checkpoint, table: int) -> Ids:
-        """Block ids of one table under a hit at `position` of the path to `at`."""
-        geometry = self._geometry.tables[table]
-        if geometry.kind is TableKind.PREFIX:
-            number = self._geometry.prefix_tables.index(geometry)
-            return self.tree.path_ids(at.edge_at(position), number, 0, geometry.blocks_for(position)).copy()
-        return checkpoint.sections[self._geometry.tail_tables.index(geometry)].ids.copy()
-
     # ---- places of leases
 
     def place(self, namespace: int, at: Match, position: int) -> Match:
@@ -106,14 +77,17 @@ class PrefixIndex:
         return Match(at.edge_at(position), position) if position else Match(self._root(namespace), 0)
 
     def enter(self, namespace: int, at: Match, data: bytes) -> tuple[Match, Anchor]:
-        """Make `data` known from `at` on, where nothing known continues with it, and let a lease end behind it."""
+        """Make `data` known from `at` on, where nothing known continues with it, and let a lease end behind it.
+
+        Whoever does so holds what it resumes from before anything else is evicted, and keeps the limits after it.
+        """
         if at.position == 0:
             at = Match(self._root(namespace), 0)
         place = self.tree.enter(at, data)
         anchor = self.tree.attach(place)
+        self.version += place.position > at.position
         if place.edge is not at.edge:
             self.reclaim.tidy(at.edge)
-        self._entered(at, place)
         return place, anchor
 
     def advance(self, anchor: Anchor, data: bytes, computed: int) -> None:
@@ -125,7 +99,8 @@ class PrefixIndex:
         self.tree.mark_computed(place.edge, left.position, min(place.position, computed))
         for edge in {left.edge, known.edge} - {place.edge}:
             self.reclaim.tidy(edge)
-        self._entered(known, place)
+        self.version += place.position > known.position
+        self.reclaim.keep_limits()
 
     def retract(self, anchor: Anchor, position: int) -> None:
         """A lease will compute nothing behind `position`: move its place there if it is further."""
@@ -141,11 +116,7 @@ class PrefixIndex:
         self.version += 1
         self.tree.detach(anchor)
         self.reclaim.tidy(anchor.edge)
-
-    def _entered(self, at: Match, place: Match) -> None:
-        if place.position > at.position:
-            self.version += 1
-            self.reclaim.keep_limits()
+        self.reclaim.keep_limits()
 
     def _root(self, namespace: int) -> Edge:
         if namespace not in self.tree.roots and len(self.tree.roots) >= self._roots_before_sweep:
@@ -187,7 +158,7 @@ class PrefixIndex:
 
     def pin(self, edge: Edge, position: int, seconds: float, length: int) -> bool:
         """Pin the path through `edge` up to `position` for a prompt of `length` tokens; see `Pins.pin`."""
-        fits = self._geometry.fits
+        fits = self.geometry.fits
         return self.reclaim.pins.pin(edge, position, seconds, lambda blocks: fits(blocks, length, position))
 
     def unpin(self, at: Match) -> int:
@@ -198,6 +169,19 @@ class PrefixIndex:
             self.reclaim.unpin(pin)
         self.version += bool(pins)
         return len(pins)
+
+    def beginning_with(self, at: Match, data: bytes) -> list[Edge]:
+        """The topmost edges that only sequences use which begin with all of `data`; `at` is where it leads."""
+        edge, rest = at.edge, data[4 * at.position :]
+        if len(rest) > 4 * self.tree.lookahead:
+            return []
+        if at.position == edge.end and edge.children:
+            tops = [child for key, child in edge.children.items() if key.startswith(rest)]
+            if len(tops) < len(edge.children) or edge.parent is None:
+                return tops
+        while edge.parent is not None and edge.parent.parent is not None and len(edge.parent.children) == 1:
+            edge = edge.parent
+        return [edge] if edge.parent is not None else []
 
     def forget(self, tops: Sequence[Edge], cause: str) -> int:
         """Forget edges and all behind them; nothing runs there. Returns the checkpoints dropped."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
@@ -28,7 +29,28 @@ from headway.cache.index.usage import Usage, count
 from headway.cache.policy.eviction import Candidate, EvictionPolicy, EvictionQueue
 from headway.cache.shape.spec import ComputeCost
 
-__all__ = ["Reclaimer"]
+__all__ = ["Reclaimer", "Retention"]
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What decides how long something is kept.
+
+    Attributes:
+        policy: Ranks what could be evicted.
+        cost: What computing tokens costs.
+        clock: Seconds.
+        pin_share: Largest share of the pool that pins may protect.
+        most_tokens: Tokens beyond which the oldest of what went is forgotten.
+        most_bytes: Bytes of what is known beyond which that is forgotten, and then what is kept goes.
+    """
+
+    policy: EvictionPolicy
+    cost: ComputeCost
+    clock: Callable[[], float]
+    pin_share: float
+    most_tokens: int
+    most_bytes: int
 
 
 class Reclaimer:
@@ -39,32 +61,17 @@ class Reclaimer:
         pins: What must stay.
     """
 
-    def __init__(
-        self,
-        tree: PrefixTree,
-        pool: BlockPool,
-        residency: Residency,
-        usage: Usage,
-        policy: EvictionPolicy,
-        *,
-        cost: ComputeCost,
-        clock: Callable[[], float],
-        pin_share: float,
-        limits: tuple[int, int],
-    ) -> None:
-        """Make room in `pool` by moving resident ends of `tree` back; `limits`: most tokens and bytes known."""
+    def __init__(self, tree: PrefixTree, pool: BlockPool, residency: Residency, usage: Usage, keep: Retention) -> None:
+        """Make room in `pool` by moving resident ends of `tree` back."""
         self._tree = tree
         self._pool = pool
         self._residency = residency
         self._usage = usage
-        self._policy = policy
-        self._cost = cost
-        self._clock = clock
+        self._keep = keep
         self._span = min((table.span for table in tree.tables), default=1)
-        self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, policy)
-        self.pins = Pins(tree, pool, share=pin_share, clock=clock)
+        self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, keep.policy)
+        self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
-        self._most_tokens, self._most_bytes = limits
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What was written; the queue asks this object again."""
@@ -94,15 +101,15 @@ class Reclaimer:
         """What evicting `item` would free and cost, or None if it must stay or nothing would become free."""
         if item.pinned:
             return None
-        edge, now = item.edge, self._usage.ticks
-        keep, blocks = self._fallback(item, 1), item.blocks
-        if edge.marks[-1] == item.position and edge.idle and keep < item.position:
+        edge, now, blocks = item.edge, self._usage.ticks, item.blocks
+        keep = self._fallback(item, 1)
+        if edge.busy == 0 and edge.marks[-1] == item.position > keep and edge.resident_children == 0:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
         idle = now - item.used
         rate = self._usage.reuse.rate(item.kind, item.uses, idle if item.floats else now - item.born, idle)
-        saved = self._cost.between(keep, item.position)
+        saved = self._keep.cost.between(keep, item.position)
         return Candidate(item.kind, item.position, item.uses, rate, saved, blocks, item.used, item.age)
 
     def _fallback(self, item: Checkpoint, blocks: int) -> int:
@@ -113,7 +120,7 @@ class Reclaimer:
         return edge.resume_point(item.position - 1)[0]
 
     def _evict(self, item: Checkpoint, candidate: Candidate, wanted: int) -> None:
-        self._policy.evicted(candidate)
+        self._keep.policy.evicted(candidate)
         edge = item.edge
         if item.floats:
             self._trim(edge, self._fallback(item, wanted), "evicted")
@@ -128,14 +135,14 @@ class Reclaimer:
         if item.hits == 0:
             count(self._usage.counters.evicted_unused, item.kind)
         self._residency.remove(item, cause)
-        lost = LostCheckpoint(item.position, item.kind, self._clock(), cause, item.born, item.uses)
+        lost = LostCheckpoint(item.position, item.kind, self._keep.clock(), cause, item.born, item.uses)
         self._tree.remember(item.edge, lost)
 
     def _trim(self, edge: Edge, keep: int, cause: str) -> None:
         if keep < edge.resident:
             self._residency.shrink(edge, keep, cause)
             if self._tree.floats:
-                edge.trim = Trim(self._clock(), cause)
+                edge.trim = Trim(self._keep.clock(), cause)
 
     def _trim_busy_paths(self) -> None:
         """Last resort: free what lies behind all that leases and pins use, and second copies of blocks.
@@ -190,9 +197,9 @@ class Reclaimer:
 
     def keep_limits(self) -> None:
         """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
-        while self._tree.tokens > self._most_tokens and self._history:
+        while self._tree.tokens > self._keep.most_tokens and self._history:
             self._forget_oldest()
-        while self._tree.nbytes > self._most_bytes:
+        while self._tree.nbytes > self._keep.most_bytes:
             if self._history:
                 self._forget_oldest()
             elif (victim := self.queue.pop()) is not None:

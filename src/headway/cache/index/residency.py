@@ -75,8 +75,7 @@ class Residency:
             if edge.computed <= stop:
                 edge.trim = None
         if missing and self.listeners:
-            prefix = at.edge.prefix(at.position, self._tree.lookahead)
-            self.listeners.tell(ResidentGrown(at.edge.root().namespace, at.position, prefix))
+            self.listeners.tell(ResidentGrown(*self._named(at.edge, at.position)))
         return missing
 
     def shrink(self, edge: Edge, keep: int, cause: str) -> None:
@@ -84,8 +83,7 @@ class Residency:
         if edge.resident <= keep:
             return
         if self.listeners:
-            prefix = edge.prefix(edge.resident, self._tree.lookahead)
-            self.listeners.tell(ResidentShrunk(edge.root().namespace, edge.resident, prefix, keep, cause))
+            self.listeners.tell(ResidentShrunk(*self._named(edge, edge.resident), keep, cause))
         for table, run in zip(self._tree.tables, edge.runs, strict=True):
             size = -(-keep // table.span) - edge.start // table.span if keep > edge.start else 0
             self._pool.release(np.array(run[size:], dtype=np.int32))
@@ -132,19 +130,19 @@ class Residency:
         self.checkpoints += 1
         self._tree.nbytes += CHECKPOINT_BYTES
         if self.listeners:
-            prefix = edge.prefix(checkpoint.position, self._tree.lookahead)
-            event = CheckpointStored(edge.root().namespace, checkpoint.position, prefix, checkpoint.kind)
-            self.listeners.tell(event)
+            self.listeners.tell(CheckpointStored(*self._named(edge, checkpoint.position), checkpoint.kind))
 
     def remove(self, checkpoint: Checkpoint, cause: str) -> None:
         """Drop a checkpoint that does not float, and its references."""
         edge = checkpoint.edge
         if self.listeners:
-            prefix = edge.prefix(checkpoint.position, self._tree.lookahead)
-            event = CheckpointRemoved(edge.root().namespace, checkpoint.position, prefix, checkpoint.kind, cause)
-            self.listeners.tell(event)
+            self.listeners.tell(CheckpointRemoved(*self._named(edge, checkpoint.position), checkpoint.kind, cause))
         edge.remove_checkpoint(checkpoint)
         self.checkpoints -= 1
         self._tree.nbytes -= CHECKPOINT_BYTES
         for section in checkpoint.sections:
-            self._pool.release(section.ids)
+            self._pool.release(section.ids, whole=section.whole)
+
+    def _named(self, edge: Edge, position: int) -> tuple[int, int, Ids]:
+        """Namespace, position and tokens of a place on `edge`, as events name it."""
+        return edge.root().namespace, position, edge.prefix(position, self._tree.lookahead)

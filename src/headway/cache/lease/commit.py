@@ -157,7 +157,7 @@ class Committer(Parts):
             if export is not None or self.geometry.state_table is None:
                 state = export.destination if export else None
                 if not self._take_checkpoint(row, place.position, place.kind, state, record) and state is not None:
-                    self.pool.drop(state)
+                    self.pool.drop(state, whole=True)
             self.grant_wishes(record, place.position, Outcome.NO_ROOM)
 
     def _publish_floating(self, row: int, position: int, record: Record) -> None:
@@ -215,8 +215,8 @@ class Committer(Parts):
         for table in self.geometry.tail_tables:
             if table.kind is TableKind.STATE:
                 assert state is not None
-                self.pool.disuse(state)
-                sections.append(Section(0, state))
+                self.pool.disuse(state, whole=True)
+                sections.append(Section(0, state, whole=True))
                 continue
             first = table.first_needed(position)
             low = first // table.span
@@ -302,15 +302,15 @@ class Committer(Parts):
 
     def _release_sources(self, record: Record) -> None:
         """Let go of the blocks that the first step copied from."""
-        for _, source in record.sources:
-            self.pool.drop(source)
+        for table, source in record.sources:
+            self.pool.drop(source, whole=table.kind is TableKind.STATE)
         record.sources.clear()
 
     def _drop_exports(self, exports: Iterable[StateExport]) -> None:
         """Free the states of exports that became no checkpoints."""
         for export in exports:
             if self.leases.record(export.row).exports.pop(export.position, None) is not None:
-                self.pool.drop(export.destination)
+                self.pool.drop(export.destination, whole=True)
 
     def donate(self, row: int, kind: str) -> None:
         """Publish all that a lease has computed; its running state becomes a checkpoint of `kind`."""
@@ -348,12 +348,11 @@ class Committer(Parts):
         self._drop_exports(list(record.exports.values()))
         for table in self.geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
-            held = leases.owned.item(table.index, row)
-            used = 0 if table.kind is TableKind.PREFIX else held
-            if last > used:
-                self.pool.disuse(blocks[used:last])
-            if last > held:
-                self.pool.release(blocks[held:last])
+            first = leases.owned.item(table.index, row)
+            if table.kind is TableKind.PREFIX and first:
+                self.pool.disuse(blocks[:first])
+            if last > first:
+                self.pool.drop(blocks[first:last], whole=table.kind is TableKind.STATE)
         for wish in record.wishes:
             if wish.outcome is Outcome.PENDING:
                 self.close_wish(wish, Outcome.ENDED)

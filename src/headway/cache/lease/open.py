@@ -36,6 +36,7 @@ class Opener(Parts):
         row = self.leases.open(record, len(hit.prompt.tokens), hit.tokens)
         if hit.tokens:
             self._take_hit(row, record, hit)
+        self.index.reclaim.keep_limits()
         self.committer.set_due(row, hit.tokens, record)
         self.committer.grant_wishes(record, hit.tokens, Outcome.NO_CHECKPOINT)
         return row
@@ -104,7 +105,7 @@ class Opener(Parts):
         for section, table in zip(checkpoint.sections, self.geometry.tail_tables, strict=True):
             if table.kind is TableKind.STATE:
                 record.sources.append((table, section.ids))
-                self.pool.hold(section.ids)
+                self.pool.hold(section.ids, whole=True)
                 continue
             full = max(0, hit.tokens // table.span - section.first)
             shared = section.ids[:full]

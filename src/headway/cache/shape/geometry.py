@@ -319,7 +319,7 @@ class CacheGeometry:
         return sum(kept % table.span > 0 for table in self.prefix_tables)
 
     def fits_anyway(self, blocks: int, length: int) -> bool:
-        """Whether a sequence of `length` tokens fits into `blocks` wherever it resumes, by the roughest bound. O(1)."""
+        """Whether `length` tokens fit into `blocks` wherever they resume, by the roughest bound. O(1)."""
         return length * self._blocks_per_token + self._blocks_besides <= blocks
 
     def fits(self, blocks: int, length: int, start: int = 0) -> bool:

@@ -2,9 +2,9 @@
 
 The executor computes nothing: it lets the clock advance by what the roofline says of the step, and answers with the
 tokens that the trace has. Everything else (who is admitted, how prompts are cut, who gives way when memory runs out) is
-`headway.engine.scheduler.Scheduler`, which counts in tokens. So here a block of the trace is not one symbol but as many
-tokens as it has, all with its number: two prompts part exactly where their blocks differ. That costs about a hundred
-times what the clock `order` does, most of it for steps that decode.
+`headway.engine.scheduling.scheduler.Scheduler`, which counts in tokens. So here a block of the trace is not one symbol
+but as many tokens as it has, all with its number: two prompts part exactly where their blocks differ. That costs about
+a hundred times what the clock `order` does, most of it for steps that decode.
 
 What the trace knows ends with a whole block, so states are exported at multiples of the block, and a request whose
 answer comes back ends with its last whole block: as in the clock `order`, its state then lies where the next prompt
@@ -27,10 +27,10 @@ from headway.cache import PrefixCache, Reason
 from headway.engine import (
     EngineConfig,
     GenerationRequest,
+    RowAnswer,
     RunningRequest,
     ScheduledStep,
     Scheduler,
-    StepOutput,
     Update,
 )
 from headway.errors import UnservableError
@@ -129,8 +129,12 @@ class TimedRun:
         self._now += seconds
         self._busy += seconds
         rows = scheduled.requests
-        sampled = np.array([self._answers[row.order][row.known - row.prompt_length] for row in rows], dtype=np.int32)
-        self._take(self._scheduler.complete(scheduled, StepOutput(sampled, [None] * len(rows))))
+        next_tokens = (
+            () if wanted is None else (int(self._answers[row.order][row.known - row.prompt_length]),)
+            for row, wanted in zip(rows, scheduled.work.samples, strict=True)
+        )
+        answers = [RowAnswer(*answer) for answer in zip(next_tokens, step.counts.tolist(), strict=True)]
+        self._take(self._scheduler.complete(scheduled, answers))
 
     def _take(self, news: Iterable[Update]) -> None:
         """Write down who has ended."""

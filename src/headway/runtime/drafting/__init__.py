@@ -6,18 +6,15 @@
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
 from headway.runtime.drafting.loading import DrafterConfig, load_drafter, save_drafter
-from headway.runtime.drafting.speculator import RowOutcome, Speculator
-from headway.runtime.drafting.verification import Judgement
+from headway.runtime.drafting.speculator import Speculator
 
 __all__ = [
     "AcceptanceRule",
     "DraftRequest",
     "Drafter",
     "DrafterConfig",
-    "Judgement",
     "Observed",
     "Proposal",
-    "RowOutcome",
     "Speculator",
     "load_drafter",
     "save_drafter",

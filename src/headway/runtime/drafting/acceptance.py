@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.runtime.choices import AcceptanceRule
+from headway.runtime.interface import AcceptanceRule
 
 __all__ = ["Acceptance", "AcceptanceRule", "accept", "chances", "one_hot"]
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.runtime.communicator import Communicator
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.drafting.verification import Judgement
+from headway.runtime.interface import RowAnswer
+from headway.runtime.parallel.communicator import Communicator
 
 __all__ = ["Agreement"]
 
@@ -50,7 +50,7 @@ class Agreement:
         mine, told = self._share(count, propose, lambda proposal: proposal.tokens.tolist())
         return [Proposal(np.array(tokens, dtype=np.int32)) for tokens in told] if mine is None else mine
 
-    def on_judgements(self, count: int, judge: Callable[[], Sequence[Judgement]]) -> Sequence[Judgement]:
+    def on_judgements(self, count: int, judge: Callable[[], Sequence[RowAnswer]]) -> Sequence[RowAnswer]:
         """The judgements of rank 0 on `count` rows; `judge` is called there only.
 
         Raises:
@@ -59,7 +59,7 @@ class Agreement:
         if self._ranks is None:
             return judge()
         mine, told = self._share(count, judge, lambda judgement: [judgement.accepted, *judgement.tokens])
-        return [Judgement(tuple(tokens), accepted=accepted) for accepted, *tokens in told] if mine is None else mine
+        return [RowAnswer(tuple(tokens), accepted=accepted) for accepted, *tokens in told] if mine is None else mine
 
     def _share(
         self, count: int, find: Callable[[], Sequence[T]], numbers: Callable[[T], Sequence[int]]

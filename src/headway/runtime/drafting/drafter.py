@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from headway.cache import LayerSpec
-from headway.runtime.arena import Arena
-from headway.runtime.sampling import SampleRow, Stream, distributions, draw, uniform
+from headway.runtime.forward.arena import Arena
+from headway.runtime.forward.sampling import Stream, distributions, draw, uniform
+from headway.runtime.interface import SampleRow
 
 __all__ = ["DraftRequest", "Drafter", "Observed", "Proposal", "choose", "proposals"]
 
@@ -87,7 +88,7 @@ class Observed:
         following: int64 [n], the token behind the last valid one, -1 where nobody knows it yet.
         tokens: int64 [n, count], on the device.
         features: [n, count, width], what the drafter's `feature_layers` put out, side by side.
-        tables: one int32 [n, width] array a block table of the geometry.
+        tables: one int32 [n, width] array per block table of the geometry.
     """
 
     rows: Int64s
@@ -132,7 +133,7 @@ def choose(logits: torch.Tensor, requests: Sequence[DraftRequest], drafts: torch
 
     Args:
         logits: float32 [n, vocab].
-        requests: One a row.
+        requests: One per row.
         drafts: int64 [n, k], the tokens proposed so far.
 
     Returns:
@@ -159,7 +160,7 @@ def proposals(
     """Cut what was chosen for all rows to what each asked for.
 
     Args:
-        requests: One a row.
+        requests: One per row.
         drafts: int64 [n, k], k at least the largest count.
         found: k distributions as `choose` returns them.
     """

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from headway.cache import LayerSpec
-from headway.runtime.arena import Arena
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal, choose, proposals
 from headway.runtime.drafting.layers import Attend, DraftLayer, DraftNorm, LayerShape, attend
 from headway.runtime.drafting.memory import DraftMemory, Histories, draft_group
 from headway.runtime.drafting.target import Target
+from headway.runtime.forward.arena import Arena
 
 __all__ = ["DSparkDrafter", "DSparkNetwork"]
 

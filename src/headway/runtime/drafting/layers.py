@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from headway.runtime.attention import Scores, masked_attention
+from headway.runtime.model.attention import Scores, masked_attention
 
 __all__ = ["Attend", "DraftLayer", "DraftNorm", "LayerShape", "attend"]
 

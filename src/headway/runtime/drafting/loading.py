@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from headway.cache import LayerSpec
 from headway.errors import ConfigError, ModelError
-from headway.runtime.choices import MOST_DRAFT_TOKENS
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.dspark import DSparkDrafter, DSparkNetwork
 from headway.runtime.drafting.layers import LayerShape
@@ -27,6 +26,7 @@ from headway.runtime.drafting.lookup import PromptLookup
 from headway.runtime.drafting.memory import draft_group
 from headway.runtime.drafting.mtp import MtpDrafter, MtpNetwork
 from headway.runtime.drafting.target import Target
+from headway.runtime.interface import MOST_DRAFT_TOKENS
 
 __all__ = ["DrafterConfig", "groups_without_weights", "load_drafter", "save_drafter"]
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import LayerSpec
-from headway.runtime.arena import Arena
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal
+from headway.runtime.forward.arena import Arena
 
 __all__ = ["PromptLookup"]
 

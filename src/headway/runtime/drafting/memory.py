@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.cache import FullAttention
-from headway.runtime.arena import Arena
-from headway.runtime.layout import Entries, Field
+from headway.runtime.forward.arena import Arena
+from headway.runtime.model.layout import Entries, Field
 
 __all__ = ["DraftMemory", "Histories", "draft_group"]
 
@@ -81,7 +81,7 @@ class DraftMemory:
         """Plan to read the first entries of some sequences.
 
         Args:
-            tables: One int32 [rows, width] array a block table of the geometry.
+            tables: One int32 [rows, width] array per block table of the geometry.
             lengths: int64 [rows], entries of each.
         """
         columns = int(lengths.max())

@@ -11,14 +11,15 @@ decided here, for all models with states:
     state stays as it was, the accepted tokens stay pending, and the next step computes them again in front of its
     draft.
 
-A forward reads the states into a copy and writes that back (`headway.runtime.views.PagedCache`), so dropping is not
-writing back: it costs neither memory nor a copy. Computing again costs no forward of its own, only a longer row: a
+A forward reads the states into a copy and writes that back (`headway.runtime.forward.views.PagedCache`), so dropping is
+not writing back: it costs neither memory nor a copy. Computing again costs no forward of its own, only a longer row: a
 forward of 8 tokens of the built-in model takes 1.2 times as long as one of 1 token on a CPU, and on a GPU, where
-decoding waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.drafts`).
+decoding waits for the weights, less. Pending tokens are bounded by the scheduler (`headway.engine.scheduling.drafts`).
 
-Rejected: one state a drafted token (3.0 GB a request for Kimi-K3 with 7 drafts) and a log of corrections (needs kernels
-that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored after a
-rejection and replayed at once: a state a request in scratch memory, and a second forward in nearly every step.
+Rejected: one state per drafted token (3.0 GB per request for Kimi-K3 with 7 drafts) and a log of corrections (needs
+kernels that give them out; transformers' do not). Also rejected: a copy of the state before verification, restored
+after a rejection and replayed at once: a state per request in scratch memory, and a second forward in nearly every
+step.
 
 So no state with a rejected token in it is ever in a block, and the cache, which publishes what is committed, cannot
 publish one.
@@ -31,46 +32,31 @@ keep a state that another drops.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from headway.cache import Step
-from headway.runtime.batch import RunBatch, batch_of
-from headway.runtime.communicator import Communicator
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.agreement import Agreement
 from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Proposal
 from headway.runtime.drafting.features import FeatureTap
-from headway.runtime.drafting.verification import Judgement, verify
-from headway.runtime.plan import ForwardPlan
-from headway.runtime.runner import ModelRunner
-from headway.runtime.sampling import SampleRow
+from headway.runtime.drafting.verification import verify
+from headway.runtime.forward.batch import RunBatch, batch_of
+from headway.runtime.forward.plan import ForwardPlan
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.interface import RowAnswer, SampleRow
+from headway.runtime.parallel.communicator import Communicator
 
-__all__ = ["RowOutcome", "Speculator"]
+__all__ = ["Speculator"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _NO_DRAFT = Proposal(np.empty(0, dtype=np.int32))
-
-
-@dataclass(frozen=True)
-class RowOutcome:
-    """What became of one row of a step.
-
-    Attributes:
-        judgement: The tokens that it answers.
-        kept: Its tokens, from the first on, whose entries and state count: what to commit.
-        proposal: The draft that was judged.
-    """
-
-    judgement: Judgement = field(default_factory=Judgement)
-    kept: int = 0
-    proposal: Proposal = _NO_DRAFT
 
 
 class Speculator:
@@ -106,21 +92,21 @@ class Speculator:
         asks: Sequence[SampleRow | None],
         following: Int64s,
         leases: Int64s | None = None,
-    ) -> list[RowOutcome]:
+    ) -> list[RowAnswer]:
         """Propose, copy, compute, judge, export.
 
         Args:
             step: What the cache granted.
             tables: The cache's block tables.
-            tokens: One int32 array a row of the step, its known tokens from `starts` on. Where they are fewer than the
-                row was granted, the rest is room for a draft.
-            asks: One a row: how to choose its next tokens, or None where none is wanted yet.
-            following: int64, one a row: the token behind those of the step where it is known already, else -1.
-            leases: int64, one a row: a number of its own that its lease keeps from step to step; the step's rows if not
-                given.
+            tokens: One int32 array per row of the step, its known tokens from `starts` on. Where they are fewer than
+                the row was granted, the rest is room for a draft.
+            asks: One per row: how to choose its next tokens, or None where none is wanted yet.
+            following: int64, one per row: the token behind those of the step where it is known already, else -1.
+            leases: int64, one per row: a number of its own that its lease keeps from step to step; the step's rows if
+                not given.
 
         Returns:
-            One outcome a row of the step.
+            One record per row of the step.
         """
         leases = np.asarray(step.rows) if leases is None else leases
         proposals = self._propose(step, tables, tokens, asks, leases)
@@ -130,7 +116,7 @@ class Speculator:
         batch, places = batch_of(cut, tables, whole, drafted)
         judging = _Judging(self, leases, batch, places, asks, proposals, following)
         self.runner.run(batch, judging.judge)
-        return judging.outcomes
+        return judging.answers
 
     def _propose(
         self,
@@ -140,7 +126,7 @@ class Speculator:
         asks: Sequence[SampleRow | None],
         leases: Int64s,
     ) -> list[Proposal]:
-        """One proposal a row, an empty one where there is no room for a draft."""
+        """One proposal per row, an empty one where there is no room for a draft."""
         found = [_NO_DRAFT] * len(step.rows)
         wanted: list[tuple[int, DraftRequest]] = []
         for i, (row, granted, ask) in enumerate(zip(step.rows.tolist(), step.counts.tolist(), asks, strict=True)):
@@ -181,16 +167,16 @@ class _Judging:
         self._asks = asks
         self._proposals = proposals
         self._following = following
-        self.outcomes = [RowOutcome() for _ in leases]
+        self.answers = [RowAnswer() for _ in leases]
 
     def judge(self, plan: ForwardPlan, logits: torch.Tensor) -> Bools:
-        """Judge a forward (see `headway.runtime.runner.Judge`)."""
+        """Judge a forward (see `headway.runtime.forward.runner.Judge`)."""
         which = self._places[plan.rows].tolist()
         valid = np.full(len(which), plan.count, dtype=np.int64)
         following = self._following[which]
         keep = np.ones(len(which), dtype=np.bool_)
         for place in which:
-            self.outcomes[place] = RowOutcome(kept=plan.count)
+            self.answers[place] = RowAnswer(kept=plan.count)
         asked = [(i, place) for i, place in enumerate(which) if self._asks[place] is not None]
         judgements = self._judgements(logits, asked)
         for (i, place), judgement in zip(asked, judgements, strict=True):
@@ -199,11 +185,16 @@ class _Judging:
             valid[i] += len(judgement.tokens) - 1 - drafts
             following[i] = judgement.tokens[-1]
             keep[i] = drafts == 0 or (valid[i] == plan.count and not (ask is not None and ask.revocable))
-            self.outcomes[place] = RowOutcome(judgement, self._kept(plan, int(valid[i]), bool(keep[i])), proposal)
+            self.answers[place] = replace(
+                judgement,
+                kept=self._kept(plan, int(valid[i]), bool(keep[i])),
+                proposed=drafts,
+                confidence=proposal.confidence,
+            )
         self._observe(plan, which, valid, following)
         return keep
 
-    def _judgements(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> Sequence[Judgement]:
+    def _judgements(self, logits: torch.Tensor, asked: Sequence[tuple[int, int]]) -> Sequence[RowAnswer]:
         """What the target says of the drafts of some rows, given as (row of the forward, row of the step)."""
         if not asked:
             return []

@@ -3,54 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from headway.runtime.drafting.acceptance import AcceptanceRule, accept, one_hot
 from headway.runtime.drafting.drafter import Proposal
-from headway.runtime.sampling import (
-    SampleRow,
-    Stream,
-    TokenLogprob,
-    distributions,
-    draw,
-    sample,
-    token_logprobs,
-    uniform,
-)
+from headway.runtime.forward.sampling import Stream, distributions, draw, sample, token_logprobs, uniform
+from headway.runtime.interface import RowAnswer, SampleRow, TokenLogprob
 
-__all__ = ["Judgement", "verify"]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Tokens that a row answers: accepted drafts and one more, or fewer where one of them ends the answer.
-
-    Attributes:
-        tokens: The tokens.
-        logprobs: One record a token where they were asked for, else none.
-        accepted: How many of the tokens are drafted ones.
-    """
-
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    accepted: int = 0
+__all__ = ["verify"]
 
 
 def verify(
     rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]
-) -> list[Judgement]:
+) -> list[RowAnswer]:
     """Judge the drafts of some rows.
 
     Args:
         rule: How drafts of sampled answers are judged.
         logits: One float32 [tokens, vocab] a row; the last k + 1 belong to a draft of k tokens.
-        asks: One a row: its prompt and answer so far, and how to choose.
-        proposals: One a row; an empty one where there is no draft.
+        asks: One per row: its prompt and answer so far, and how to choose.
+        proposals: One per row; an empty one where there is no draft.
+
+    Returns:
+        One per row: accepted drafts and one token more, or fewer where one of them ends the answer. What is kept of the
+        row, and its draft, are for the caller to fill in.
     """
-    found: list[Judgement | None] = [None] * len(asks)
+    found: list[RowAnswer | None] = [None] * len(asks)
     drawn: dict[int, list[int]] = {}
     matched: list[int] = []
     for i, (ask, proposal) in enumerate(zip(asks, proposals, strict=True)):
@@ -65,7 +46,7 @@ def verify(
     return [judgement for judgement in found if judgement is not None]
 
 
-def _match(logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]) -> list[Judgement]:
+def _match(logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]) -> list[RowAnswer]:
     """The target chooses at every place as it would without drafts; they count as far as they say the same."""
     places = [_places(ask, proposal) for ask, proposal in zip(asks, proposals, strict=True)]
     parts = [row[-len(p) :] for row, p in zip(logits, places, strict=True)]
@@ -83,7 +64,7 @@ def _match(logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals:
 
 def _draw(
     rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]
-) -> list[Judgement]:
+) -> list[RowAnswer]:
     """Judge drafts of equal length by their distributions."""
     device, vocab = logits[0].device, logits[0].shape[-1]
     length = len(proposals[0].tokens)
@@ -122,7 +103,7 @@ def _number(ask: SampleRow, stream: Stream, offset: int) -> float:
     return uniform(ask.seed, len(ask.output), stream, offset)
 
 
-def _judgement(ask: SampleRow, tokens: list[int], records: list[TokenLogprob]) -> Judgement:
+def _judgement(ask: SampleRow, tokens: list[int], records: list[TokenLogprob]) -> RowAnswer:
     """Cut accepted drafts and the token behind them behind the first end token."""
     stop = next((k + 1 for k, token in enumerate(tokens) if token in ask.ends), len(tokens))
-    return Judgement(tuple(tokens[:stop]), tuple(records[:stop]), min(stop, len(tokens) - 1))
+    return RowAnswer(tuple(tokens[:stop]), logprobs=tuple(records[:stop]), accepted=min(stop, len(tokens) - 1))

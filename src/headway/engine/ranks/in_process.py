@@ -1,0 +1,56 @@
+"""The executor that runs the model in this process, on the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headway.engine.executor import StepWork
+from headway.runtime.drafting.speculator import Speculator
+from headway.runtime.forward.batch import batch_of
+from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.forward.sampling import sample
+from headway.runtime.interface import RowAnswer
+
+__all__ = ["LocalExecutor"]
+
+
+class LocalExecutor:
+    """Computes steps with one `ModelRunner`, and with drafts if it is given a `Speculator` on that runner."""
+
+    def __init__(self, runner: ModelRunner, speculator: Speculator | None = None) -> None:
+        self._runner = runner
+        self._speculator = speculator
+
+    def run(self, work: StepWork) -> Sequence[RowAnswer]:
+        """Copy, compute, export and sample (see `Executor.run`).
+
+        Raises:
+            Exception: Whatever the model raises; out of memory for example.
+        """
+        if self._speculator is not None:
+            following = np.full(len(work.samples), -1, dtype=np.int64) if work.following is None else work.following
+            return self._speculator.run(work.step, work.tables, work.tokens, work.samples, following, work.leases)
+        batch, places = batch_of(work.step, work.tables, work.tokens)
+        logits = self._runner.run(batch).logits
+        answers = [RowAnswer(kept=count) for count in work.step.counts.tolist()]
+        asks = [(i, place, ask) for i, place in enumerate(places.tolist()) if (ask := work.samples[place]) is not None]
+        if asks:
+            chosen = sample(logits[[i for i, _, _ in asks]], [ask for _, _, ask in asks])
+            for (_, place, _), token, record in zip(asks, chosen.tokens.tolist(), chosen.logprobs, strict=True):
+                records = () if record is None else (record,)
+                answers[place] = RowAnswer((token,), answers[place].kept, records)
+        return answers
+
+    def check(self) -> None:
+        """Do nothing: the one rank is this process, and cannot be lost."""
+
+    def restart(self) -> None:
+        """Do nothing, as `check`."""
+
+    def close(self) -> None:
+        """Let go of the model and its memory."""
+        if self._speculator is not None:
+            self._speculator.close()
+        del self._runner, self._speculator

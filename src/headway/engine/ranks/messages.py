@@ -1,0 +1,249 @@
+"""What the driver and its ranks say to each other: one record per message, as bytes.
+
+The driver sends `Load`, `Prepare` and, for each step, a `StepWork` without what no rank reads (`compact`). A rank
+answers each with an `Answer`. Messages are MessagePack of these very records, arrays as their dtype, shape and bytes: a
+message can hold nothing else, so that reading one runs no code of whoever wrote it.
+
+Rejected: pickle, which does run code and would make every connection between machines a way in; and safetensors, which
+has no place for what is not an array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from headway.cache import CacheGeometry, TableKind
+from headway.engine.executor import StepWork
+from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
+from headway.errors import ConfigError, HeadwayError, ModelError
+from headway.runtime.interface import RowAnswer, SampleRow
+from headway.runtime.parallel.distributed import Rendezvous
+from headway.runtime.selfcheck import SelfCheck
+
+__all__ = [
+    "Answer",
+    "FaultSite",
+    "Load",
+    "Loaded",
+    "Prepare",
+    "Prepared",
+    "RankFault",
+    "StepDone",
+    "compact",
+    "decode",
+    "encode",
+]
+
+_MENDABLE: dict[str, type[HeadwayError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
+"""Faults that the user can do something about, by the name of their class."""
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Join the other ranks and load the model.
+
+    Attributes:
+        source: As for `load_model`, or None for the built-in model.
+        dtype: As for `load_model`.
+        ranks: How many ranks there are.
+        tp: Ranks that share the weights: all, or 1 where each has the whole model.
+        dcp: Ranks that split the tokens of full attention: groups of as many consecutive ranks.
+        meeting: Where they meet.
+        communication: How they merge attention: `ag_rs` or `a2a`.
+        timeout: Seconds after which a collective counts as lost.
+        drafts: Who drafts.
+    """
+
+    source: str | None
+    dtype: str
+    ranks: int
+    tp: int
+    dcp: int
+    meeting: Rendezvous
+    communication: str
+    timeout: float
+    drafts: DraftSource
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded.
+
+    Attributes:
+        memory: Bytes that the device has for a cache, if nobody says how many: beside the model and its drafter.
+        eos: Tokens that end an answer.
+        check: Rank 0's self-check; None on other ranks.
+    """
+
+    memory: int
+    eos: tuple[int, ...]
+    check: SelfCheck | None
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Make room for the cache.
+
+    Attributes:
+        blocks: Blocks of the pool.
+        block_tokens: Tokens of the first table in a block.
+        tp: Ranks of the cache's layout: all, also where each has the whole model (see `ParallelConfig.layout`).
+        dcp: Its ranks that split the tokens of full attention.
+        interleave: Consecutive tokens that one of them stores.
+        single_steps: What the self-check says.
+        max_running: Most requests that run at once.
+    """
+
+    blocks: int
+    block_tokens: int
+    tp: int
+    dcp: int
+    interleave: int
+    single_steps: bool
+    max_running: int
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """Room is made.
+
+    Attributes:
+        bytes: Bytes that the rank's blocks take.
+        drafter: The drafter, and what it costs here; None without one.
+    """
+
+    bytes: int
+    drafter: ReadyDrafter | None
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """A rank has done its part of a step.
+
+    Attributes:
+        rows: Rank 0's: what it did for each row; empty on other ranks.
+    """
+
+    rows: Sequence[RowAnswer] = ()
+
+
+class FaultSite(Enum):
+    """Where a rank was when it raised something."""
+
+    BETWEEN = "between forwards"
+    """Reading a message, allocating, drafting, choosing tokens. All collectives here are counted."""
+    FORWARD = "in a forward"
+    """Inside the model, where libraries may make collectives that nobody counts."""
+    COLLECTIVE = "in a collective"
+    """In a collective that it had begun and did not end."""
+
+
+class RankFault(msgspec.Struct, frozen=True, tag=True):
+    """What a rank raised: the name of the class, the message, and where it was."""
+
+    kind: str
+    message: str
+    site: FaultSite = FaultSite.BETWEEN
+
+    @property
+    def mendable(self) -> bool:
+        """Whether the user can do something about it, and the message says what."""
+        return self.kind in _MENDABLE
+
+    def as_exception(self, rank: int) -> Exception:
+        """The exception to raise in the driver: of the same class where the user can mend it."""
+        if self.mendable:
+            return _MENDABLE[self.kind](self.message)
+        return RuntimeError(f"rank {rank}: {self.kind}: {self.message}")
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """What a rank says to a message.
+
+    Attributes:
+        result: `Loaded`, `Prepared`, `StepDone` or `RankFault`.
+        collectives: Collectives that it has begun since it joined the others.
+    """
+
+    result: Loaded | Prepared | StepDone | RankFault
+    collectives: int
+
+
+Message: TypeAlias = Load | Prepare | StepWork | Answer
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as bytes.
+
+    Raises:
+        TypeError: It holds something that is no plain record.
+    """
+    return _ENCODER.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Return the message. Its arrays are its own and may be written; sequences come back as lists or tuples.
+
+    Raises:
+        ValueError: Not a message of `encode`.
+    """
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise ValueError(f"a message between ranks cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, value.tobytes()
+    raise TypeError(f"a {type(value).__name__} is no plain record: it cannot be sent to a rank")
+
+
+def _read(kind: type, value: tuple[str, list[int], bytes]) -> Any:
+    """The array of `_written`."""
+    name, shape, data = value
+    dtype = np.dtype(name)
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_written)
+_DECODER = msgspec.msgpack.Decoder(Message, dec_hook=_read)
+
+
+def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
+    """A step without what no rank reads: rows are 0 to n - 1, tables have these rows and the columns in use.
+
+    A prompt is left out where no penalty asks for it, and an answer where it does not even count for a random number. A
+    row with room for a draft keeps both: that is what drafters read.
+    """
+    step = work.step
+    place = {int(row): i for i, row in enumerate(step.rows)}
+    reached = int(np.max(step.starts + step.counts, initial=0))
+    columns = [t.state_blocks if t.kind is TableKind.STATE else -(-reached // t.span) for t in geometry.tables]
+    return msgspec.structs.replace(
+        work,
+        step=dataclasses.replace(
+            step,
+            rows=np.arange(len(step.rows)),
+            fresh=np.flatnonzero(np.isin(step.rows, step.fresh)),
+            exports=tuple(dataclasses.replace(export, row=place.get(export.row, -1)) for export in step.exports),
+        ),
+        tables=[table[step.rows, :count] for table, count in zip(work.tables, columns, strict=True)],
+        samples=[
+            row if row is None or len(tokens) < count else _needed(row)
+            for row, tokens, count in zip(work.samples, work.tokens, step.counts, strict=True)
+        ],
+        leases=np.asarray(step.rows, dtype=np.int64),
+    )
+
+
+def _needed(row: SampleRow) -> SampleRow:
+    if row.params.shapes_logits:
+        return row
+    return dataclasses.replace(row, prompt=_NOTHING, output=_NOTHING if row.params.greedy else row.output)

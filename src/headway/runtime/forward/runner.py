@@ -1,0 +1,135 @@
+"""Runs a transformers model over the arena: copies, forwards, exports, in that order.
+
+`ModelRunner.run` is all that an engine calls in a step. A step writes only to blocks that its own rows hold, so a
+forward that raises leaves every other row's memory as it was, and the engine may fail the step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from headway.cache import CacheGeometry
+from headway.errors import ConfigError
+from headway.runtime.forward.arena import Arena
+from headway.runtime.forward.batch import RunBatch, RunResult
+from headway.runtime.forward.plan import ForwardPlan, PlanRules, forwards
+from headway.runtime.forward.short_chunks import short_chunks
+from headway.runtime.forward.views import PagedCache
+from headway.runtime.model.attention import AttentionSwitch
+from headway.runtime.model.inspection import cache_argument
+from headway.runtime.model.layout import ModelLayout
+from headway.runtime.parallel.context_parallel import HeadMerge
+
+__all__ = ["IN_FORWARD", "Judge", "ModelRunner"]
+
+Judge = Callable[[ForwardPlan, torch.Tensor], NDArray[np.bool_]]
+"""Called after a forward with its plan and its logits, float32 [rows, tokens or 1, vocab]: bool [rows], whether the
+states that the forward left count. Where they do not, the row's running state stays as it was before."""
+
+
+IN_FORWARD = "raised inside a forward of the model"
+"""Note on an exception that the model itself raised, its attention included."""
+
+
+class ModelRunner:
+    """A model on one device with its arena.
+
+    Not thread-safe: one thread runs it, and while it does nobody else calls the model.
+
+    Args:
+        model: The transformers model, on its device.
+        layout: `headway.runtime.model.inspection.inspect_model(model)`.
+        geometry: Geometry of the prefix cache (`PrefixCache.geometry`), made from `layout.groups`.
+        blocks: Blocks of the pool.
+        single_steps: Compute a continuation of several tokens one token at a time, for a model whose self-check says
+            that it must (`SelfCheck.single_steps`).
+        merge: Merges attention over the ranks among which the geometry splits tokens. All of them run the same batches
+            in the same order. None for one rank.
+
+    Attributes:
+        arena: The memory of this rank.
+        device: The model's device.
+
+    Raises:
+        ConfigError: A geometry that is not of this model's groups, or for another number of ranks.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: ModelLayout,
+        geometry: CacheGeometry,
+        blocks: int,
+        single_steps: bool = False,
+        merge: HeadMerge | None = None,
+    ) -> None:
+        size = 1 if merge is None else merge.ranks.size
+        if geometry.layout.shards != size:
+            raise ConfigError(
+                f"the geometry splits tokens over {geometry.layout.shards} ranks and {size} run(s): make them equal"
+            )
+        self.model = model
+        model.train(False)
+        self.layout = layout
+        self.device = torch.device(model.device)
+        self.arena = Arena(layout, geometry, blocks, self.device)
+        self._merge = merge
+        self._rank = 0 if merge is None else merge.ranks.rank
+        self._rules = PlanRules(layout.uniform_starts, single_steps)
+        self._switch = AttentionSwitch(model)
+        self._cache_argument = cache_argument(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @torch.no_grad()
+    def run(self, batch: RunBatch, judge: Judge | None = None) -> RunResult:
+        """Do the batch's copies, compute every row, then do its exports.
+
+        Args:
+            batch: What to compute.
+            judge: Says after each forward whose states count; without one all do.
+
+        Returns:
+            The logits that follow each row's last token, and all of a row's where the batch asks for them.
+        """
+        self._copy(batch.copies[:, 0], batch.copies[:, 1])
+        last = torch.empty((batch.rows, self.layout.vocab_size), dtype=torch.float32, device=self.device)
+        every: list[list[torch.Tensor]] = [[] for _ in range(batch.rows)]
+        wanted = np.zeros(batch.rows, dtype=np.bool_) if batch.all_logits is None else batch.all_logits
+        for plan in forwards(batch, self.arena.geometry, self._rules, self.device, self._rank):
+            asked = wanted[plan.rows]
+            logits = self._forward(plan, bool(asked.any()), judge)
+            last[torch.from_numpy(plan.rows).to(self.device)] = logits[:, -1]
+            for i in np.flatnonzero(asked):
+                every[plan.rows[i]].append(logits[i])
+        for export in batch.exports:
+            self._copy(export.source, export.destination)
+        return RunResult(last, tuple(torch.cat(parts) if parts else None for parts in every))
+
+    def _copy(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
+        ids = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(self.device) for a in (source, destination)]
+        self.arena.copy_blocks(*ids)
+
+    def _forward(self, plan: ForwardPlan, whole: bool, judge: Judge | None) -> torch.Tensor:
+        """Run one forward: float32 [rows, tokens or 1, vocab]."""
+        cache = PagedCache(self.arena, plan, self._merge)
+        options: dict[str, Any] = {self._cache_argument: cache}
+        if self._keeps_logits and not whole:
+            options["logits_to_keep"] = 1
+        with self._switch.attending(cache), short_chunks(self.model, plan.count):
+            try:
+                output: Mapping[str, Any] = self.model(
+                    input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
+                )
+            except Exception as error:
+                error.add_note(IN_FORWARD)
+                raise
+        logits: torch.Tensor = output["logits"].float()
+        cache.store(None if judge is None else judge(plan, logits))
+        return logits

@@ -1,0 +1,189 @@
+"""What callers of the runtime choose and are told, as records without torch.
+
+The engine's scheduler and a command line use them, and must not wait for torch to be imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import RequestError
+
+__all__ = [
+    "COMMUNICATIONS",
+    "GREEDY",
+    "MAX_TOP_LOGPROBS",
+    "MOST_DRAFT_TOKENS",
+    "AcceptanceRule",
+    "RowAnswer",
+    "SampleRow",
+    "SamplingParams",
+    "TokenLogprob",
+]
+
+Int32s = NDArray[np.int32]
+
+COMMUNICATIONS = ("ag_rs", "a2a")
+"""How context-parallel ranks merge their attention; see `headway.runtime.parallel.context_parallel`."""
+
+MOST_DRAFT_TOKENS = 16
+"""Most tokens of one draft; the cache takes a bounded number of tokens from one step."""
+
+MAX_TOP_LOGPROBS = 20
+"""Most likely tokens that can be reported with one, as in the OpenAI API."""
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "temperature": (0.0, 100.0, "between 0 (greedy) and 100"),
+    "top_p": (0.0, 1.0, "above 0 and at most 1"),
+    "min_p": (0.0, 1.0, "between 0 and 1"),
+    "repetition_penalty": (0.01, 100.0, "between 0.01 and 100 (1: none)"),
+    "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
+    "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
+}
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one answer are chosen.
+
+    Attributes:
+        temperature: 0 for greedy decoding; else logits are divided by it.
+        top_p: Keep the most likely tokens whose probabilities reach this sum.
+        top_k: Keep this many of the most likely tokens; 0 for all.
+        min_p: Keep tokens at least this likely relative to the most likely one.
+        seed: Seed of the random numbers; None lets the engine choose one.
+        repetition_penalty: Logits of tokens in the prompt or the answer are divided (positive ones) or multiplied
+            (negative ones) by it.
+        presence_penalty: Taken off the logits of tokens in the answer.
+        frequency_penalty: Taken off for each time that a token is in the answer.
+        logit_bias: Added to the logits of single tokens.
+        logprobs: Report log-probabilities: the chosen token's and those of this many of the most likely ones.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their ranges.
+
+        Raises:
+            RequestError: With the name of the parameter.
+        """
+        for name, (low, high, text) in _RANGES.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high) or (name == "top_p" and value == 0):
+                raise RequestError(f"{name} is {value}, it must be {text}", param=name)
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}, it must be 0 (no limit) or more", param="top_k")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise RequestError(f"seed is {self.seed}, it must fit in 64 bits", param="seed")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise RequestError(
+                f"{self.logprobs} log-probabilities a token asked for, it must be between 0 and {MAX_TOP_LOGPROBS}",
+                param="top_logprobs",
+            )
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not -100 <= bias <= 100:
+                raise RequestError(
+                    f"logit_bias of token {token} is {bias}: it must be between -100 and 100",
+                    param="logit_bias",
+                )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether penalties or biases change the logits."""
+        penalties = (self.repetition_penalty != 1, self.presence_penalty != 0, self.frequency_penalty != 0)
+        return any(penalties) or bool(self.logit_bias)
+
+
+GREEDY = SamplingParams(temperature=0.0)
+"""The most likely token every time."""
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One sequence that needs a token, or with a draft some tokens.
+
+    Attributes:
+        params: How to choose it.
+        seed: Seed of the request: its own, or one that the engine gave it. Together with the length of `output` it
+            fixes the random numbers, so that a preempted or repeated request goes on as it would have.
+        prompt: int32, the prompt's tokens.
+        output: int32, the answer's tokens so far.
+        ends: Tokens that end the answer; of a draft nothing counts behind one.
+        revocable: Whoever asks may yet take back some of the tokens (stop strings), so a state that has absorbed a
+            draft must not replace the one before.
+    """
+
+    params: SamplingParams
+    seed: int
+    prompt: Int32s
+    output: Int32s
+    ends: frozenset[int] = frozenset()
+    revocable: bool = False
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of a token under the model's own distribution (before temperature, penalties and cuts).
+
+    Attributes:
+        token: The token.
+        logprob: Its natural log-probability.
+        top: The most likely tokens and theirs, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """What a step did for one of its rows: the one record of it, from the logits to the scheduler.
+
+    Attributes:
+        tokens: Tokens that follow what is known, up to one that ends the answer; none where none was wanted.
+        kept: Tokens of the row, from its first one on, whose entries and state count: what to commit.
+        logprobs: One per token where they were asked for, else none.
+        proposed: Tokens that were drafted for it and verified.
+        accepted: How many of `tokens` were drafted.
+        confidence: float32, the drafter's own opinion of each place of a draft: the chance that it holds if all before
+            it do. None where the drafter has none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    kept: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    proposed: int = 0
+    accepted: int = 0
+    confidence: NDArray[np.float32] | None = None
+
+
+class AcceptanceRule(StrEnum):
+    """How drafted tokens of a sampled answer are judged; a greedy answer is the same under each.
+
+    See `headway.runtime.drafting.acceptance`.
+    """
+
+    MATCH = "match"
+    TOKEN = "token"
+    BLOCK = "block"

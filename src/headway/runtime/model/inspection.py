@@ -1,0 +1,263 @@
+"""Cache groups from the model itself: what it stores is read off a dry run, not off a list of names.
+
+A few tokens go through the model with transformers' own cache. Afterwards the class of each cache layer says what kind
+it is, and the tensors in it say how large; the attention calls say how many heads compute and which layers attend to
+another's entries. A model that does anything this runtime cannot hold exactly is refused here, with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from headway.cache import ComputeCost
+from headway.errors import ModelError
+from headway.runtime.model.attention import AttentionSwitch, Scores, masked_attention
+from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
+
+__all__ = ["cache_argument", "inspect_model"]
+
+_PROBE_TOKENS = 8
+"""Tokens of the dry run: more than any short convolution is wide, so that its state has its full size."""
+
+_KNOWN_LAYERS = (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+_EXPERTS = re.compile(r"(^|\.)experts\.")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
+
+
+@dataclass(frozen=True)
+class _Attended:
+    """One attention call: query heads, widths of keys and values as computed with, and the keys."""
+
+    heads: int
+    width: int
+    keys: torch.Tensor
+
+
+class _ProbeCache(DynamicCache):
+    """transformers' own cache, which notes who updates it and whether a model asks for its length."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        self.returned: list[tuple[int, torch.Tensor]] = []
+        self.updated: int | None = None
+        self.asked_length = False
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        self.updated = layer_idx
+        returned = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        self.returned.append((layer_idx, returned[0]))
+        return returned
+
+    def owner(self, keys: torch.Tensor) -> int | None:
+        """Return the layer that was handed these keys, or None. Tensors without numbers have no address to compare."""
+        for layer, held in reversed(self.returned):
+            if held is keys or (keys.data_ptr() != 0 and held.data_ptr() == keys.data_ptr()):
+                return layer
+        return None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        self.asked_length = True
+        return int(super().get_seq_length(layer_idx))
+
+
+@dataclass
+class _ProbeContext:
+    """Attention of the dry run: causal, noting every call."""
+
+    cache: _ProbeCache
+    name: str
+    calls: dict[int, _Attended] = field(default_factory=dict)
+
+    def attend(
+        self, layer: int | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        index = layer if self.cache.updated is None else self.cache.updated
+        if index is None:
+            raise ModelError(
+                f"{self.name}: a layer attends to entries of another layer without saying which layer it is"
+            )
+        self.cache.updated = None
+        self.calls[index] = _Attended(query.shape[1], key.shape[-1] + value.shape[-1], key)
+        queries, columns = query.shape[2], key.shape[2]
+        mask = torch.ones(queries, columns, dtype=torch.bool, device=query.device).tril(columns - queries)
+        return masked_attention(query, key, value, scores, mask[None, None])
+
+
+@dataclass(frozen=True)
+class _DryRun:
+    """What a dry run left: the cache, the attention calls, and the width of the logits."""
+
+    cache: _ProbeCache
+    context: _ProbeContext
+    vocab_size: int
+
+
+def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
+    """Read a model's layers, groups, sizes and costs off a dry run.
+
+    Args:
+        model: The model, on any device. It is put into evaluation mode; nothing else changes.
+        tp: Tensor-parallel size that the sizes are for: of an engine that divides all heads and states by it.
+
+    Raises:
+        ModelError: The model keeps something that this runtime cannot hold, or the dry run fails; with the reason.
+        ConfigError: `tp` does not fit the model's heads.
+    """
+    model.train(False)
+    run = _dry_run(model)
+    name, calls = run.context.name, run.context.calls
+    builder = LayoutBuilder(tp)
+    layers = tuple(_layer(index, run, model, builder) for index in range(len(run.cache.layers)))
+    groups = builder.groups()
+    if not groups:
+        raise ModelError(
+            f"{name} left transformers' cache empty in a dry run: it keeps its state where no cache can reach it"
+        )
+    active, held = _active_parameters(model), sum(p.numel() for p in model.parameters())
+    full = [i for i, layer in enumerate(layers) if _attends_in_full(layer, layers)]
+    return ModelLayout(
+        model=name,
+        layers=layers,
+        groups=groups,
+        dtype=model.dtype,
+        vocab_size=run.vocab_size,
+        max_tokens=getattr(_text_config(model), "max_position_embeddings", None),
+        parameters=held,
+        active_parameters=active,
+        cost=ComputeCost(2.0 * active, sum(2.0 * calls[i].heads * calls[i].width for i in full)),
+        uniform_starts=run.cache.asked_length,
+        tp=tp,
+        rank_parameters=held,
+    )
+
+
+@torch.no_grad()
+def _dry_run(model: PreTrainedModel) -> _DryRun:
+    """Run a prompt of `_PROBE_TOKENS` tokens and one token after it."""
+    name = type(model).__name__
+    cache = _ProbeCache(model.config)
+    context = _ProbeContext(cache, name)
+    tokens = torch.arange(1, _PROBE_TOKENS + 2, device=model.device)[None]
+    positions = torch.arange(_PROBE_TOKENS + 1, device=model.device)[None]
+    cut = (slice(None), slice(0, _PROBE_TOKENS)), (slice(None), slice(_PROBE_TOKENS, None))
+    vocab = 0
+    try:
+        with AttentionSwitch(model).attending(context):
+            for part in cut:
+                output = model(
+                    input_ids=tokens[part],
+                    position_ids=positions[part],
+                    use_cache=True,
+                    **{cache_argument(model): cache},
+                )
+                vocab = int(output["logits"].shape[-1])
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{name} cannot be served: a dry run of {_PROBE_TOKENS + 1} tokens with transformers' DynamicCache "
+            f"fails with {type(error).__name__}: {error}"
+        ) from error
+    return _DryRun(cache, context, vocab)
+
+
+def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuilder) -> LayerLayout:
+    """What one layer keeps, added to the builder's groups.
+
+    Raises:
+        ModelError: Something that the runtime cannot hold.
+    """
+    layer: Any = run.cache.layers[index]
+    kind, name = type(layer).__name__, run.context.name
+    if type(layer) not in _KNOWN_LAYERS:
+        raise ModelError(f"{name}: layer {index} keeps a {kind}, which this runtime cannot hold yet")
+    call = run.context.calls.get(index)
+    tokens = state = entries_of = None
+    if isinstance(layer, DynamicLayer) and layer.is_initialized:
+        if call is None:
+            raise ModelError(f"{name}: layer {index} does not attend through transformers' attention interface")
+        need, size = _need(index, layer, model)
+        held = (("keys", layer.keys), ("values", layer.values))
+        tokens = builder.tokens(need, size, [(n, (t.shape[1], t.shape[3]), t.dtype) for n, t in held if t is not None])
+    elif call is not None:
+        entries_of = run.cache.owner(call.keys)
+        if entries_of is None:
+            raise ModelError(f"{name}: layer {index} attends to keys that no layer of the cache returned")
+    if isinstance(layer, LinearAttentionLayer) and (fields := _state_fields(layer)):
+        state = builder.state(fields)
+    return LayerLayout(index, kind, tokens, state, entries_of, 0 if call is None else call.heads)
+
+
+def _state_fields(layer: LinearAttentionLayer) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    held = [("conv", i, t) for i, t in layer.conv_states.items()]
+    held += [("recurrent", i, t) for i, t in layer.recurrent_states.items()]
+    return [(f"{kind}:{i}", tuple(t.shape[1:]), t.dtype) for kind, i, t in held if t is not None]
+
+
+def _need(index: int, layer: DynamicLayer, model: PreTrainedModel) -> tuple[str, int]:
+    """What a layer's queries see: `full`, or `window` or `chunk` with its size.
+
+    One cache class serves windows and chunks, so the config's word for the layer decides between these two.
+    """
+    if not isinstance(layer, DynamicSlidingWindowLayer):
+        return "full", 0
+    config = _text_config(model)
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        chunked = types[index] == "chunked_attention"
+    else:
+        chunked = getattr(config, "sliding_window", None) is None and hasattr(config, "attention_chunk_size")
+    return ("chunk" if chunked else "window"), int(layer.sliding_window)
+
+
+def _attends_in_full(layer: LayerLayout, layers: tuple[LayerLayout, ...]) -> bool:
+    source = layer if layer.entries_of is None else layers[layer.entries_of]
+    return source.tokens is not None and source.tokens.group == "full"
+
+
+def _text_config(model: PreTrainedModel) -> Any:
+    return model.config.get_text_config(decoder=True)
+
+
+def _active_parameters(model: PreTrainedModel) -> int:
+    """Parameters that one token multiplies with: all but unchosen experts and an untied embedding table."""
+    config, network = _text_config(model), cast("Any", model)
+    chosen = next((value for name in _TOP_K if isinstance(value := getattr(config, name, None), int)), None)
+    output, table = network.get_output_embeddings(), network.get_input_embeddings()
+    tied = output is not None and output.weight is table.weight
+    total = 0 if tied else -sum(p.numel() for p in table.parameters())
+    experts = {m.group(1) for n, _ in model.named_parameters() if (m := re.search(r"experts\.(\d+)\.", n))}
+    for name, parameter in model.named_parameters():
+        size = parameter.numel()
+        if chosen is not None and _EXPERTS.search(name):
+            available = len(experts) or parameter.shape[0]
+            size = size * min(chosen, available) // available
+        total += size
+    return total
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Name under which the model takes its cache: `cache`, or `past_key_values` in older versions of transformers."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"

@@ -1,0 +1,296 @@
+"""What a model stores, tensor by tensor, and the cache groups that follow from it.
+
+A *field* is one tensor that a layer keeps: a token's keys or values, or one of its states. Fields of the layers of one
+kind lie one after another in the bytes of their group; this module says where, and nothing here touches a tensor.
+
+In a block, a token group's region holds one sub-region per field, `[block_tokens, *shape]`, and not one record per
+token: so a layer's history is read as whole runs of a block, and a field of any dtype is aligned as long as the block
+is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from headway.cache import (
+    ChunkedLocal,
+    ComputeCost,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    Recurrent,
+    SlidingWindow,
+)
+from headway.errors import ConfigError, ModelError
+
+__all__ = [
+    "STATE_ALIGNMENT",
+    "Entries",
+    "Field",
+    "LayerLayout",
+    "LayoutBuilder",
+    "ModelLayout",
+    "Share",
+    "layout_of_ranks",
+]
+
+_FULL = "full"
+"""Name of the group of full attention."""
+STATE_ALIGNMENT = 16
+"""Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
+
+
+def layout_of_ranks(tp: int = 1, dcp: int = 1, pcp: int = 1, interleave: int = 1) -> ParallelLayout:
+    """The layout that the cache is set up for.
+
+    Decode context parallelism reuses the ranks of tensor parallelism. Without tensor parallelism (`tp` 1) it has ranks
+    of its own, each with the whole model: as many as it splits tokens over, and nothing of the specs is split by heads.
+
+    Raises:
+        ConfigError: Sizes that do not go together.
+    """
+    return ParallelLayout(tp=dcp if tp == 1 else tp, dcp=dcp, pcp=pcp, interleave=interleave)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor that a layer keeps.
+
+    Attributes:
+        name: `keys`, `values`, `conv:0`, `recurrent:0`, ...
+        shape: Its shape for one token ([heads, width]) or one state (without the batch dimension).
+        dtype: Its type.
+        offset: First byte: within one token's entry of the group, or within the group's state.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one token or one state."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What a layer keeps in one cache group.
+
+    Attributes:
+        group: Name of the group.
+        fields: Its tensors.
+    """
+
+    group: str
+    fields: tuple[Field, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one token or one state, without padding."""
+        return sum(field.bytes for field in self.fields)
+
+
+class Share(Enum):
+    """What of a layer's attention is a rank's."""
+
+    WHOLE = "whole"
+    """All heads, of queries as of keys and values."""
+    SPLIT = "split"
+    """Some of the heads, with their keys and values."""
+    QUERIES = "queries"
+    """Some of the query heads, and all of what they attend to: one latent, or one head."""
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """What one layer keeps.
+
+    Attributes:
+        index: The layer's number, as the model passes it to its cache.
+        kind: The name of the transformers class that keeps it (`DynamicLayer`, `LinearAttentionLayer`, ...).
+        tokens: Entries of each token, or None.
+        state: Recurrent and convolution states, or None. A hybrid layer has both.
+        entries_of: The layer whose keys and values this one attends to, where it keeps none of its own; else None.
+        heads: Query heads that a rank computes; 0 for a layer without attention.
+        share: What of the layer's attention that is.
+    """
+
+    index: int
+    kind: str
+    tokens: Entries | None = None
+    state: Entries | None = None
+    entries_of: int | None = None
+    heads: int = 0
+    share: Share = Share.WHOLE
+
+    @property
+    def in_full(self) -> bool:
+        """Whether the layer keeps entries of full attention."""
+        return self.tokens is not None and self.tokens.group == _FULL
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Everything the runtime knows about a model without knowing its name.
+
+    Attributes:
+        model: How the model calls itself (its class).
+        layers: One record per layer.
+        groups: The cache groups, token-indexed ones first.
+        dtype: Type of the weights.
+        vocab_size: Width of the logits.
+        max_tokens: Longest sequence that the model's config admits, or None.
+        parameters: Number of parameters.
+        active_parameters: Parameters that one token uses, embeddings left out.
+        cost: Compute of a prompt, in floating-point operations.
+        uniform_starts: True for a model that asks its cache for one length for all rows of a batch: rows run together
+            only if they start at the same position.
+        tp: Tensor-parallel size that the groups' bytes are for.
+        rank_parameters: Parameters that one rank holds; fewer than all of them where ranks share them.
+        gathered: Ranks whose heads an entry of full attention has, in layers that are split by heads: where ranks split
+            the tokens as well, each holds the entries of its own tokens and of all their heads.
+    """
+
+    model: str
+    layers: tuple[LayerLayout, ...]
+    groups: tuple[LayerSpec, ...]
+    dtype: torch.dtype
+    vocab_size: int
+    max_tokens: int | None
+    parameters: int
+    active_parameters: int
+    cost: ComputeCost
+    uniform_starts: bool = False
+    tp: int = 1
+    rank_parameters: int = 0
+    gathered: int = 1
+
+    def group(self, name: str) -> LayerSpec:
+        """Return the group called `name` (KeyError if there is none)."""
+        return {group.name: group for group in self.groups}[name]
+
+    def source(self, index: int) -> LayerLayout:
+        """Return the layer whose keys and values layer `index` attends to: itself, or the one it shares with."""
+        layer = self.layers[index]
+        return layer if layer.entries_of is None else self.layers[layer.entries_of]
+
+    def over(self, dcp: int) -> ModelLayout:
+        """The same model where the tokens of full attention are split over `dcp` ranks.
+
+        Raises:
+            ModelError: Ranks compute with a share of the heads each, and keep what only all heads together can use.
+        """
+        if dcp > 1 and any(x.share is Share.QUERIES and self.source(x.index).in_full for x in self.layers):
+            raise ModelError(
+                f"{self.model}: its heads share one latent, and a rank of {self.tp} computes some of the heads, so the "
+                f"latent cannot be split by tokens over {dcp} ranks: leave out --dcp, or --tp"
+            )
+        if not any(layer.share is Share.SPLIT for layer in self.layers):
+            return self
+        builder = LayoutBuilder()
+        layers = tuple(self._layer_over(layer, dcp, builder) for layer in self.layers)
+        return replace(self, layers=layers, groups=builder.groups(), gathered=dcp)
+
+    def _layer_over(self, layer: LayerLayout, dcp: int, builder: LayoutBuilder) -> LayerLayout:
+        tokens, state = layer.tokens, layer.state
+        if tokens is not None:
+            spec = self.group(tokens.group)
+            size = getattr(spec, "window", 0) or getattr(spec, "chunk", 0)
+            fields = [(f.name, f.shape, f.dtype) for f in tokens.fields]
+            if layer.share is Share.SPLIT and layer.in_full:
+                fields = [(n, (s[0] * dcp // self.gathered, *s[1:]), d) for n, s, d in fields]
+            tokens = builder.tokens(tokens.group.partition("-")[0], size, fields)
+        if state is not None:
+            state = builder.state([(f.name, f.shape, f.dtype) for f in state.fields])
+        return replace(layer, tokens=tokens, state=state)
+
+
+class LayoutBuilder:
+    """Gathers the fields of a model's layers into groups, in layer order.
+
+    Args:
+        tp: Tensor-parallel size. Key/value heads are divided by it, and kept whole where there are fewer heads than
+            ranks; channels and heads of states are divided by it; a single latent head is kept whole.
+    """
+
+    def __init__(self, tp: int = 1) -> None:
+        self.tp = tp
+        self._sizes: dict[str, int] = {}
+        self._needs: dict[str, tuple[str, int]] = {}
+
+    def tokens(self, need: str, size: int, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Entries:
+        """Add a layer's token entries.
+
+        Args:
+            need: `full`, `window` or `chunk`.
+            size: The window or the chunk in tokens; 0 for `full`.
+            fields: Name, shape [heads, width] of one token, and dtype.
+
+        Returns:
+            The layer's entries in the group of its need.
+
+        Raises:
+            ConfigError: Heads that tensor parallelism can neither split nor repeat evenly.
+        """
+        group = need if need == _FULL else f"{need}-{size}"
+        self._needs[group] = (need, size)
+        shapes = [(name, (self._heads(shape[0]), *shape[1:]), dtype) for name, shape, dtype in fields]
+        return self._add(group, shapes, alignment=1)
+
+    def state(self, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Entries:
+        """Add a layer's states: name, shape without the batch dimension, and dtype of each.
+
+        Raises:
+            ConfigError: The first dimension (channels or heads) is not divisible by the tensor-parallel size.
+        """
+        self._needs["state"] = ("state", 0)
+        for name, shape, _ in fields:
+            if shape[0] % self.tp:
+                raise ConfigError(
+                    f"tp={self.tp} does not divide the {shape[0]} channels or heads of a layer's {name} state: "
+                    f"choose a tp that divides {shape[0]}"
+                )
+        shapes = [(name, (shape[0] // self.tp, *shape[1:]), dtype) for name, shape, dtype in fields]
+        return self._add("state", shapes, alignment=STATE_ALIGNMENT)
+
+    def groups(self) -> tuple[LayerSpec, ...]:
+        """Return the specs of all groups added so far, token-indexed ones first."""
+        order = sorted(
+            self._needs,
+            key=lambda name: (("full", "window", "chunk", "state").index(self._needs[name][0]), name),
+        )
+        return tuple(self._spec(name) for name in order)
+
+    def _heads(self, heads: int) -> int:
+        """Heads that one rank keeps: a share of them, or one where ranks outnumber heads (a latent is one head)."""
+        if heads % self.tp and self.tp % heads:
+            raise ConfigError(
+                f"tp={self.tp} neither divides {heads} key/value heads nor is a multiple of them: choose a tp that does"
+            )
+        return max(1, heads // self.tp)
+
+    def _add(self, group: str, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]], alignment: int) -> Entries:
+        made: list[Field] = []
+        for name, shape, dtype in fields:
+            offset = -(-self._sizes.get(group, 0) // alignment) * alignment
+            made.append(Field(name, shape, dtype, offset))
+            self._sizes[group] = offset + made[-1].bytes
+        return Entries(group, tuple(made))
+
+    def _spec(self, name: str) -> LayerSpec:
+        need, size = self._needs[name]
+        total = self._sizes[name]
+        if need == _FULL:
+            return FullAttention(name, total)
+        if need == "window":
+            return SlidingWindow(name, total, window=size)
+        if need == "chunk":
+            return ChunkedLocal(name, total, chunk=size)
+        return Recurrent(name, -(-total // STATE_ALIGNMENT) * STATE_ALIGNMENT)

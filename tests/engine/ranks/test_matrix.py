@@ -1,0 +1,195 @@
+"""Ranks x interleave x drafters x models: the tokens of one rank without a cache, and the hits of one rank with it.
+
+Ranks either have all of the weights each, and split the tokens of full attention; or they share the weights, and groups
+of them split the tokens.
+
+A scheduler and a cache drive all ranks, with prefix hits, chunks, preemption and a fork inside a block. With a drafter,
+rank 0 alone knows better than its random weights: so a rank that judged by itself would part from it at once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.engine.ranks.rank_executor import ThreadRanks
+from tests.runtime.drafting.tiny_drafters import TOKENS, Improved, save_tiny
+from tests.runtime.parallel.rank_threads import layout_of
+from tests.runtime.tiny_models import generated, tiny_model
+
+from headway.cache import CacheConfig, PrefixCache
+from headway.engine import DraftPlanner, EngineConfig, GenerationRequest, RunningRequest, Scheduler
+from headway.runtime.drafting.drafter import Drafter
+from headway.runtime.drafting.loading import load_drafter
+from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.layout import ModelLayout
+from headway.runtime.parallel.communicator import Rehearsal
+from headway.runtime.parallel.tensor_parallel import layout_of_share, split_model
+
+TOLERANCE = 1e-4
+BLOCKS = 4000
+FAMILIES = {"KDA": "KimiLinear", "GatedDeltaNet": "Qwen3Next", "Mamba-2": "GraniteMoeHybrid", "window": "GptOss"}
+"""What each model has beside full attention."""
+SHARED = {"KDA": "KimiLinear", "GatedDeltaNet": "Qwen3NextWide", "Mamba-2": "GraniteMoeHybrid", "window": "Gemma3Wide"}
+"""The same for models that four ranks can share. In the second and the last, heads of full attention are split too."""
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """One place of the matrix."""
+
+    model: str
+    dcp: int = 1
+    interleave: int = 1
+    form: str = "ag_rs"
+    drafter: str = "none"
+    tp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.dcp if self.tp == 1 else self.tp
+
+    def __str__(self) -> str:
+        return f"{self.model}-tp{self.tp}-dcp{self.dcp}-{self.interleave}-{self.form}-{self.drafter}"
+
+
+LAYOUTS = [(2, 1, "ag_rs"), (2, 16, "a2a"), (4, 1, "a2a"), (4, 16, "ag_rs")]
+CASES = [Case(model, *layout) for model, layout in product(FAMILIES.values(), LAYOUTS)]
+TENSORS = [
+    *((2, 1, 1, "ag_rs"), (2, 2, 1, "a2a"), (2, 2, 16, "ag_rs")),
+    *((4, 1, 1, "ag_rs"), (4, 2, 1, "ag_rs"), (4, 2, 16, "a2a"), (4, 4, 1, "a2a"), (4, 4, 16, "ag_rs")),
+]
+"""Ranks that share the weights, DCP, interleave and form of communication."""
+CASES += [Case(model, *rest, tp=tp) for model, (tp, *rest) in product(SHARED.values(), TENSORS)]
+DRAFTERS = ("mtp", "dspark")
+DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, DRAFTERS)]
+DRAFTED += [Case(model, *rest, kind, tp) for model, (tp, *rest), kind in product(SHARED.values(), TENSORS, DRAFTERS)]
+
+
+class Driver:
+    """A scheduler over ranks, with a preemption every few steps: drafts make fewer of them."""
+
+    def __init__(self, case: Case, drafters: Sequence[Drafter] = ()) -> None:
+        model = tiny_model(case.model)
+        layout = layout_of_ranks(case)
+        parallel = layout_of(case.ranks, case.interleave, case.dcp)
+        groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
+        config = CacheConfig(groups, BLOCKS, layout=parallel, block_tokens=16, cost=layout.cost, check=True)
+        self.cache = PrefixCache(config)
+        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form, drafters, split=case.tp > 1)
+        planner = DraftPlanner(drafters[0].name, drafters[0].most) if drafters else None
+        self.scheduler = Scheduler(self.cache, EngineConfig(max_batched_tokens=48, max_running=4), planner=planner)
+        self.requests: list[RunningRequest] = []
+        self._steps, self._every = 0, 3 if drafters else 7
+
+    def add(self, prompt: list[int], count: int) -> None:
+        order = len(self.requests)
+        asked = GenerationRequest(np.array(prompt, dtype=np.int32), count, breakpoints=(max(1, len(prompt) // 2),))
+        self.requests.append(RunningRequest.start(asked, str(order), order, 0.0))
+        self.scheduler.add(self.requests[-1])
+
+    def step(self) -> bool:
+        self._steps += 1
+        if self._steps % self._every == 0:  # as if the oldest had got no memory in the step before
+            self.scheduler._starved = self.scheduler.running[:1]
+        scheduled = self.scheduler.schedule()
+        if scheduled is None:
+            return False
+        self.scheduler.complete(scheduled, self.executor.run(scheduled.work))
+        return True
+
+
+def layout_of_ranks(case: Case) -> ModelLayout:
+    """What the driver knows of a rank, without any: from a model of shapes alone."""
+    whole = inspect_model(tiny_model(case.model))
+    if case.tp == 1:
+        return whole
+    model = copy.deepcopy(tiny_model(case.model)).to("meta")
+    model.config._experts_implementation = "batched_mm"
+    split_model(model, Rehearsal(case.tp))
+    return layout_of_share(whole, model, case.tp).over(case.dcp)
+
+
+def prompts(model: str) -> list[tuple[list[int], int]]:
+    """Two prompts on one stem that part inside a block, a short one, a follow-up to an answer, and the second again."""
+    rng = np.random.default_rng(SEED)
+    stem, left, right = (rng.integers(3, 256, n).tolist() for n in (70, 25, 30))
+    answer, _ = generated(model, tuple(stem + left), 5)
+    followed = stem + left + answer + rng.integers(3, 256, 7).tolist()
+    return [(stem + left, 5), (stem + right, 4), ([5], 8), (followed, 3), (stem + right, 2)]
+
+
+def drive(case: Case, drafters: Sequence[Drafter] = ()) -> Driver:
+    """The second prompt comes while the first is computed, the last two when all is answered."""
+    driver = Driver(case, drafters)
+    asked = prompts(case.model)
+    driver.add(*asked[0])
+    for _ in range(3):
+        driver.step()
+    driver.add(*asked[1])
+    driver.add(*asked[2])
+    while driver.step():
+        pass
+    driver.add(*asked[3])
+    driver.add(*asked[4])
+    while driver.step():
+        pass
+    return driver
+
+
+def hits(driver: Driver) -> list[int | None]:
+    return [request.cached_tokens for request in driver.requests]
+
+
+@cache
+def one_rank(model: str) -> list[int | None]:
+    """Hits of one rank, which must itself reuse and preempt for the matrix to mean anything."""
+    driver = drive(Case(model))
+    found = hits(driver)
+    assert all(found[i] for i in (1, 3, 4)), found
+    assert driver.scheduler.counters.preemptions > 0
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
+    driver = drive(case)
+    for request in driver.requests:
+        prompt = tuple(request.request.tokens.tolist())
+        answer, first = generated(case.model, prompt, request.request.max_tokens)
+        assert request.answer.tolist() == answer
+        assert (driver.executor.first[prompt] - first).abs().max().item() < TOLERANCE
+    assert hits(driver) == one_rank(case.model)
+    assert driver.scheduler.counters.preemptions > 0
+    calls = driver.executor.ranked.ranks.merges[0].ranks.exchange.calls[0]
+    merged = calls.count("all_to_all" if case.form == "a2a" else "reduce_scatter")
+    assert merged > 10 if case.dcp > 1 else merged == 0
+    stats = driver.cache.stats()
+    assert (stats.leases, stats.leased) == (0, 0)
+
+
+@pytest.mark.parametrize("case", DRAFTED, ids=str)
+def test_drafts_change_neither_tokens_nor_hits(case: Case, tmp_path: Path) -> None:
+    name = case.model
+    source = str(save_tiny(case.drafter, tiny_model(name), tmp_path, SEED))
+    plain = [load_drafter(source, copy.deepcopy(tiny_model(name)), None, TOKENS) for _ in range(case.ranks)]
+    answers = {tuple(p): generated(name, tuple(p), 8)[0] for p, _ in prompts(name)}
+    driver = drive(case, [Improved(plain[0], answers, SEED), *plain[1:]])
+    for request in driver.requests:
+        truth = answers[tuple(request.request.tokens.tolist())]
+        assert request.answer.tolist() == truth[: request.request.max_tokens]
+    assert driver.scheduler.counters.accepted_tokens > 0
+    lookahead = int(case.drafter == "mtp")
+    for got, one in zip(hits(driver), one_rank(case.model), strict=True):
+        assert got is not None
+        assert one is not None
+        assert one - lookahead <= got <= one
+    assert driver.scheduler.counters.preemptions > 0
+    assert (driver.cache.stats().leases, driver.cache.stats().leased) == (0, 0)

@@ -1,0 +1,50 @@
+"""An engine as the server builds it, with each drafter: costs are measured, answers are right, drafts are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.runtime.drafting.tiny_drafters import save_tiny
+from tests.runtime.tiny_models import generated, tiny_model
+from tests.server import tiny
+
+from headway.engine import EngineConfig, GenerationRequest
+from headway.engine.build import engine_of
+from headway.errors import ModelError
+from headway.runtime.loading import LoadedModel
+from headway.runtime.model.inspection import inspect_model
+
+
+def loaded(name: str, folder: Path | None = None) -> LoadedModel:
+    model = tiny_model(name)
+    return LoadedModel(name, model, tiny.tokenizer(), inspect_model(model), folder)
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 32 << 20])
+@pytest.mark.parametrize("kind", ["lookup", "mtp", "dspark"])
+def test_an_engine_with_drafts_answers_as_generate(kind: str, memory: int, tmp_path: Path):
+    if kind != "lookup":
+        save_tiny(kind, tiny_model("Qwen3Next"), tmp_path / "drafts" / kind)
+    config = EngineConfig(memory=memory, max_running=4, max_batched_tokens=128, draft=kind, draft_tokens=3)
+    built = engine_of(loaded("Qwen3Next", tmp_path), config)
+    assert built.drafts is not None
+    prompts = [np.tile(part, 3) for part in np.random.default_rng(0).integers(3, 256, (3, 9)).astype(np.int32)]
+    engine = built.engine.start()
+    try:
+        handles = [engine.submit(GenerationRequest(prompt, 12, ignore_eos=True)) for prompt in prompts]
+        results = [handle.result(300) for handle in handles]
+        now = engine.snapshot(60)
+    finally:
+        engine.close()
+    for prompt, result in zip(prompts, results, strict=True):
+        assert list(result.tokens) == generated("Qwen3Next", tuple(prompt.tolist()), 12)[0]
+    assert now.drafter == kind
+    assert now.counters.drafted_tokens == sum(result.drafted for result in results)
+    assert now.counters.accepted_tokens == sum(result.accepted for result in results)
+
+
+def test_a_model_that_cannot_verify_drafts_is_refused():
+    with pytest.raises(ModelError, match="use --draft none"):
+        engine_of(loaded("FalconMamba"), EngineConfig(memory=32 << 20, draft="lookup"))

@@ -1,0 +1,66 @@
+"""The engine's options as flags of a command: every flag arrives in its record, and what cannot work is refused."""
+
+from __future__ import annotations
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from headway.engine import EngineConfig, ParallelConfig
+from headway.errors import ConfigError
+from headway.option_records import with_records
+
+
+def made(*arguments: str) -> EngineConfig:
+    """The options that a command line gives."""
+    found: list[EngineConfig] = []
+
+    def command(config: EngineConfig) -> None:
+        """Take options."""
+        found.append(config)
+
+    app = Typer(add_completion=False)
+    command.__annotations__ = {"config": EngineConfig, "return": None}
+    app.command()(with_records(command))
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None:
+        raise result.exception
+    return found[0]
+
+
+def test_no_flags_are_the_defaults() -> None:
+    assert made() == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        (("--memory", "2GiB"), EngineConfig(memory=2 << 30)),
+        (("--placement", "prompt_end, interval:64,"), EngineConfig(placement=("prompt_end", "interval:64"))),
+        (("--no-prefix-reuse", "--max-running", "3"), EngineConfig(prefix_reuse=False, max_running=3)),
+        (("--draft", "lookup", "--draft-tokens", "4"), EngineConfig(draft="lookup", draft_tokens=4)),
+        (
+            ("--tp", "4", "--dcp", "2", "--dcp-comm", "a2a", "--rank-timeout", "9"),
+            EngineConfig(parallel=ParallelConfig(tp=4, dcp=2, communication="a2a", rank_timeout=9.0)),
+        ),
+    ],
+)
+def test_flags_arrive(arguments: tuple[str, ...], config: EngineConfig) -> None:
+    assert made(*arguments) == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--memory", "much"), "'much' is not a size"),
+        (("--placement", "now"), "now"),
+        (("--eviction", "fifo"), "eviction is 'fifo', it must be one of"),
+        (("--max-running", "99", "--max-batched-tokens", "9"), "max_batched_tokens=9 is less than max_running=99"),
+        (("--tp", "3", "--dcp", "2"), "dcp=2 does not divide tp=3"),
+        (("--draft-rule", "luck"), "draft_rule is 'luck', it must be one of match, token, block"),
+        (("--on-rank-failure", "hope"), "on_rank_failure is 'hope', it must be restart or exit"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(arguments: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        made(*arguments)
