@@ -413,7 +413,7 @@ _REASONS = (
         "lease/commit.py",
         "keep = max(0, leases.known.item(row) - computed - self._geometry.lookahead)",
         "keep = 0",
-        (LIFE, MACHINE),
+        (EXPLAIN, MACHINE),
     ),
 )
 
