@@ -17,7 +17,7 @@ from headway.cache.shape.geometry import CacheGeometry, TableKind
 
 __all__ = ["check"]
 
-Counts = NDArray[np.int64]
+Ids = NDArray[np.int32]
 
 
 def check(index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool: BlockPool) -> None:
@@ -87,49 +87,75 @@ def _check_records(edge: Edge, index: PrefixIndex) -> None:
     assert edge.trim is None or edge.computed > edge.resident, "a trim where nothing is missing"
 
 
+class _Counts:
+    """Who holds and who needs which block, counted anew."""
+
+    def __init__(self, blocks: int) -> None:
+        """Nobody yet."""
+        self.holders, self.users, self.pins = (np.zeros(blocks, dtype=np.int64) for _ in range(3))
+        self._states: list[Ids] = []
+
+    def add(self, ids: Ids, whole: bool, *counts: NDArray[np.int64]) -> None:
+        """Count `ids` in each of `counts`; the first block of a state for all of it."""
+        if whole:
+            self._states.append(ids)
+        for one in counts:
+            np.add.at(one, ids[:1] if whole else ids, 1)
+
+    def settle(self) -> int:
+        """Count the other blocks of every state as the pool does. Returns how many blocks have a user."""
+        needed = self.users > 0
+        for ids in self._states:
+            needed[ids] = needed[ids[0]]
+            self.holders[ids[1:]] = self.users[ids[1:]] = 1
+        return int(needed.sum())
+
+
 def _check_counts(
     index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool: BlockPool, edges: list[Edge]
 ) -> None:
-    holders, users, pins = (np.zeros(pool.blocks, dtype=np.int64) for _ in range(3))
+    counts = _Counts(pool.blocks)
     for edge in edges:
         for run in edge.runs:
-            np.add.at(holders, np.array(run, dtype=np.int64), 1)
+            counts.add(np.array(run, dtype=np.int32), False, counts.holders)
         for checkpoint in edge.checkpoints:
             for section in checkpoint.sections:
-                np.add.at(holders, section.ids, 1)
+                counts.add(section.ids, section.whole, counts.holders)
         for pin in edge.pins:
-            np.add.at(pins, index.reclaim.pins.blocks_under(edge, pin.position), 1)
-    users += pins
+            for part in index.reclaim.pins.parts_under(edge, pin.position):
+                counts.add(part.ids, False, counts.pins)
+                counts.add(part.ids, part.whole, counts.users)
     for row in leases.active_rows():
-        _count_lease(leases, geometry, row, holders, users)
+        _count_lease(leases, geometry, row, counts)
+    assert pool.used == counts.settle(), "wrong count of used blocks"
     for name, counted, kept in (
-        ("holders", holders, pool.references),
-        ("users", users, pool.users),
-        ("pins", pins, pool.pins),
+        ("holders", counts.holders, pool.references),
+        ("users", counts.users, pool.users),
+        ("pins", counts.pins, pool.pins),
     ):
         wrong = np.flatnonzero(counted != kept)
         assert len(wrong) == 0, f"block {wrong[0]} has {counted[wrong[0]]} {name}, counted as {kept[wrong[0]]}"
-    assert pool.used == np.count_nonzero(users), "wrong count of used blocks"
-    assert pool.pinned == np.count_nonzero(pins), "wrong count of pinned blocks"
+    assert pool.pinned == np.count_nonzero(counts.pins), "wrong count of pinned blocks"
     free = pool.free_ids()
     assert _distinct(free, pool.blocks), "a block is free twice"
     assert (pool.references[free] == 0).all(), "a free block has a holder"
     assert len(free) + int((pool.references > 0).sum()) == pool.blocks, "free and held blocks are not all blocks"
 
 
-def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, holders: Counts, users: Counts) -> None:
-    record = leases.record(row)
+def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, counts: _Counts) -> None:
+    record, held = leases.record(row), (counts.holders, counts.users)
     for table in geometry.tables:
-        first = 0 if table.kind is TableKind.STATE else int(leases.owned[table.index, row])
+        state = table.kind is TableKind.STATE
+        first = 0 if state else int(leases.owned[table.index, row])
         ids = leases.blocks[table.index][row, : int(leases.filled[table.index, row])]
         used = ids if table.kind is TableKind.PREFIX else ids[first:]
         assert (used >= 0).all(), "a lease's block table has a hole"
-        np.add.at(holders, ids[first:], 1)
-        np.add.at(users, used, 1)
-    extra = [source for _, source in record.sources] + [export.destination for export in record.exports.values()]
-    for ids in extra:
-        np.add.at(holders, ids, 1)
-        np.add.at(users, ids, 1)
+        counts.add(ids[first:], state and len(ids) > 0, counts.holders)
+        counts.add(used, state and len(ids) > 0, counts.users)
+    for table, source in record.sources:
+        counts.add(source, table.kind is TableKind.STATE, *held)
+    for export in record.exports.values():
+        counts.add(export.destination, True, *held)
 
 
 def _distinct(ids: NDArray[Any], blocks: int) -> bool:

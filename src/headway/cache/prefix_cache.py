@@ -78,8 +78,8 @@ class CacheStats:
     Attributes:
         blocks: Blocks in the pool.
         free: Held by nobody.
-        leased: Needed by running leases.
-        pinned: Under pins, and not needed by leases.
+        leased: Needed by running leases, and not under pins.
+        pinned: Under pins.
         evictable: Neither free nor leased nor pinned.
         leases: Running leases.
         checkpoints: Checkpoints kept.
@@ -504,16 +504,15 @@ class PrefixCache(Guarded):
 
     @guarded
     def stats(self) -> CacheStats:
-        """Memory and events. O(1); with pins, one pass over the counts of the pool."""
+        """Memory and events. O(1), but for the bytes of the rows of leases."""
         self._index.reclaim.expire_pins()
         pool = self._pool
         fixed = pool.nbytes + self._leases.nbytes + _NAMESPACES_KEPT * NAMESPACE_BYTES
-        pinned = int(((pool.pins > 0) & (pool.users == pool.pins)).sum()) if pool.pinned else 0
         return CacheStats(
             blocks=pool.blocks,
             free=pool.free,
-            leased=pool.used - pinned,
-            pinned=pinned,
+            leased=pool.used - pool.pinned,
+            pinned=pool.pinned,
             evictable=pool.available - pool.free,
             leases=self.leases,
             checkpoints=self._index.residency.checkpoints,

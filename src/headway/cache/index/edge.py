@@ -34,10 +34,12 @@ class Section(NamedTuple):
     Attributes:
         first: Block index of the first id (0 for states).
         ids: int32 block ids, in order of block index.
+        whole: It is a state, whose blocks are one.
     """
 
     first: int
     ids: Ids
+    whole: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -10,15 +10,12 @@ import heapq
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headway.cache.index.edge import Edge, Pin
+from headway.cache.index.edge import Edge, Pin, Section
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.tree import PIN_BYTES, PrefixTree
 
 __all__ = ["Pins"]
-
-Ids = NDArray[np.int32]
 
 
 class Pins:
@@ -57,12 +54,13 @@ class Pins:
         if pin is not None:
             pin.until = max(pin.until, until)
             return True
-        ids = self.blocks_under(edge, position)
-        more = int(np.count_nonzero(self._pool.pins[ids] == 0))
+        parts = self.parts_under(edge, position)
+        more = sum(int(np.count_nonzero(self._pool.pins[part.ids] == 0)) for part in parts)
         pinned, own = self._pool.pinned + more, sum(position // table.span for table in self._tree.tables)
         if pinned > self._share * self._pool.blocks or not fits(self._pool.blocks - pinned + own):
             return False
-        self._pool.pin(ids)
+        for part in parts:
+            self._pool.pin(part.ids, whole=part.whole)
         pin = Pin(edge, position, until)
         edge.pins.append(pin)
         self._tree.nbytes += PIN_BYTES
@@ -73,7 +71,8 @@ class Pins:
 
     def lift(self, pin: Pin) -> None:
         """End a pin now."""
-        self._pool.unpin(self.blocks_under(pin.edge, pin.position))
+        for part in self.parts_under(pin.edge, pin.position):
+            self._pool.unpin(part.ids, whole=part.whole)
         pin.edge.pins.remove(pin)
         self._tree.nbytes -= PIN_BYTES
         self._mark(pin, pinned=False)
@@ -103,12 +102,12 @@ class Pins:
             for i, table in tables
         )
 
-    def blocks_under(self, edge: Edge, position: int) -> Ids:
+    def parts_under(self, edge: Edge, position: int) -> list[Section]:
         """Blocks that a pin at `position` of the path through `edge` protects, all distinct."""
-        parts = [self._tree.path_ids(edge, i, 0, -(-position // t.span)) for i, t in enumerate(self._tree.tables)]
-        checkpoint = edge.checkpoint_at(position)
+        tables, checkpoint = enumerate(self._tree.tables), edge.checkpoint_at(position)
         assert checkpoint is not None
-        return np.concatenate([*parts, *(section.ids for section in checkpoint.sections)])
+        ids = [self._tree.path_ids(edge, i, 0, -(-position // table.span)) for i, table in tables]
+        return [*(Section(0, one) for one in ids), *checkpoint.sections]
 
     def _mark(self, pin: Pin, *, pinned: bool) -> None:
         checkpoint = pin.edge.checkpoint_at(pin.position)

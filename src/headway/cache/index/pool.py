@@ -66,12 +66,12 @@ class BlockPool:
 
     @property
     def references(self) -> NDArray[np.int64]:
-        """int64 [blocks], holders of each block; 0 means free."""
+        """int64 [blocks], holders of each block, of a state on its first block (1 on the others); 0 means free."""
         return self._counts & _HOLDERS
 
     @property
     def users(self) -> NDArray[np.int64]:
-        """int64 [blocks], leases and pins that need each block."""
+        """int64 [blocks], leases and pins that need each block, of a state on its first block (1 on the others)."""
         return self._counts >> 32
 
     def take(self, count: int) -> Ids:
@@ -86,13 +86,13 @@ class BlockPool:
         self._counts[at] = _HOLDER + _USER
         return at.astype(np.int32)
 
-    def hold(self, ids: Ids) -> None:
+    def hold(self, ids: Ids, *, whole: bool = False) -> None:
         """Add a holder who needs them to each of `ids` (none free)."""
-        self._change(ids, 1, 1)
+        self._change(ids, 1, 1, whole)
 
-    def drop(self, ids: Ids) -> None:
+    def drop(self, ids: Ids, *, whole: bool = False) -> None:
         """Undo `hold` or `take`."""
-        self._change(ids, -1, -1)
+        self._change(ids, -1, -1, whole)
 
     def drop_repeated(self, ids: Ids) -> None:
         """Like `drop`, for ids that may occur more than once (one holder and user less for each occurrence)."""
@@ -100,13 +100,13 @@ class BlockPool:
             distinct, counts = np.unique(ids, return_counts=True)
             self._change_many(distinct, -1, -1, counts)
 
-    def use(self, ids: Ids) -> None:
+    def use(self, ids: Ids, *, whole: bool = False) -> None:
         """Add a user to each of `ids` (none free)."""
-        self._change(ids, 0, 1)
+        self._change(ids, 0, 1, whole)
 
-    def disuse(self, ids: Ids) -> None:
+    def disuse(self, ids: Ids, *, whole: bool = False) -> None:
         """Take a user from each of `ids`."""
-        self._change(ids, 0, -1)
+        self._change(ids, 0, -1, whole)
 
     def share(self, ids: Ids) -> None:
         """Add a holder to each of `ids` (none free)."""
@@ -120,41 +120,44 @@ class BlockPool:
         """`release` for one block."""
         self._change_one(block, -1, 0)
 
-    def release(self, ids: Ids) -> int:
+    def release(self, ids: Ids, *, whole: bool = False) -> int:
         """Drop one holder of each of `ids` and return how many became free."""
-        return self._change(ids, -1, 0)
+        return self._change(ids, -1, 0, whole)
 
-    def pin(self, ids: Ids) -> None:
+    def pin(self, ids: Ids, *, whole: bool = False) -> None:
         """Put each of `ids` under a pin, which is a use."""
         self.pins[ids] += 1
         self.pinned += int(np.count_nonzero(self.pins[ids] == 1))
-        self.use(ids)
+        self.use(ids, whole=whole)
 
-    def unpin(self, ids: Ids) -> None:
+    def unpin(self, ids: Ids, *, whole: bool = False) -> None:
         """Undo `pin`."""
         self.pins[ids] -= 1
         self.pinned -= int(np.count_nonzero(self.pins[ids] == 0))
-        self.disuse(ids)
+        self.disuse(ids, whole=whole)
 
     def free_ids(self) -> NDArray[np.int64]:
         """Ids on the free list, for invariant checks."""
         return self._stack[: self.free]
 
-    def _change(self, ids: Ids, holders: int, users: int) -> int:
+    def _change(self, ids: Ids, holders: int, users: int, whole: bool = False) -> int:
         """Add to the holders and users of distinct blocks (1, 0 or -1 each). Returns how many blocks became free."""
-        if len(ids) == 1:
-            return self._change_one(ids.item(0), holders, users)
+        if len(ids) == 1 or whole:
+            return self._change_one(ids.item(0), holders, users, ids)
         return self._change_many(ids, holders, users)
 
-    def _change_one(self, block: int, holders: int, users: int) -> int:
-        before = self._counts.item(block)
+    def _change_one(self, block: int, holders: int, users: int, state: Ids | None = None) -> int:
+        """Change the counts of one block, which may be the first of a state."""
+        before, weight = self._counts.item(block), 1 if state is None else len(state)
         self._counts[block] = after = before + holders * _HOLDER + users * _USER
-        self.used += (after >= _USER) - (before >= _USER)
+        self.used += weight * ((after >= _USER) - (before >= _USER))
         if holders >= 0 or after & _HOLDERS:
             return 0
-        self._stack[self.free] = block
-        self.free += 1
-        return 1
+        if state is not None:
+            self._counts[state] = 0
+        self._stack[self.free : self.free + weight] = block if state is None else state
+        self.free += weight
+        return weight
 
     def _change_many(self, ids: Ids, holders: int, users: int, times: int | NDArray[np.int64] = 1) -> int:
         at = ids.astype(np.int64)  # which numpy need not convert again to index with it

@@ -112,6 +112,7 @@ class PrefixIndex:
         self.version += 1
         self.tree.detach(anchor)
         self.reclaim.tidy(anchor.edge)
+        self.reclaim.keep_limits()
 
     def _entered(self, at: Match, place: Match) -> None:
         if place.position > at.position:

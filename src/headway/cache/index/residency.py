@@ -141,7 +141,7 @@ class Residency:
         self.checkpoints -= 1
         self._tree.nbytes -= CHECKPOINT_BYTES
         for section in checkpoint.sections:
-            self._pool.release(section.ids)
+            self._pool.release(section.ids, whole=section.whole)
 
     def _named(self, edge: Edge, position: int) -> tuple[int, int, Ids]:
         """Namespace, position and tokens of a place on `edge`, as events name it."""

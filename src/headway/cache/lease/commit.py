@@ -179,7 +179,7 @@ class Committer:
         if self._state is None or export is not None:
             state = export.destination if export else None
             if not self._take_checkpoint(row, place.position, place.kind, state) and state is not None:
-                self._pool.drop(state)
+                self._pool.drop(state, whole=True)
         self.grant_wishes(record, place.position, Outcome.NO_ROOM)
 
     def publish(self, row: int, position: int) -> None:
@@ -242,8 +242,8 @@ class Committer:
         for table in self._geometry.tail_tables:
             if table.kind is TableKind.STATE:
                 assert state is not None
-                self._pool.disuse(state)
-                sections.append(Section(0, state))
+                self._pool.disuse(state, whole=True)
+                sections.append(Section(0, state, whole=True))
                 continue
             first = table.first_needed(position)
             low = first // table.span
@@ -332,15 +332,15 @@ class Committer:
 
     def _release_sources(self, record: Record) -> None:
         """Let go of the blocks that the first step copied from."""
-        for _, source in record.sources:
-            self._pool.drop(source)
+        for table, source in record.sources:
+            self._pool.drop(source, whole=table.kind is TableKind.STATE)
         record.sources.clear()
 
     def _drop_exports(self, exports: Iterable[StateExport]) -> None:
         """Free the states of exports that became no checkpoints."""
         for export in exports:
             if self._leases.record(export.row).exports.pop(export.position, None) is not None:
-                self._pool.drop(export.destination)
+                self._pool.drop(export.destination, whole=True)
 
     def donate(self, row: int, kind: str) -> None:
         """Publish all that a lease has computed; its running state becomes a checkpoint of `kind`."""
@@ -382,7 +382,7 @@ class Committer:
             if table.kind is TableKind.PREFIX and first:
                 self._pool.disuse(blocks[:first])
             if last > first:
-                self._pool.drop(blocks[first:last])
+                self._pool.drop(blocks[first:last], whole=table.kind is TableKind.STATE)
         for wish in record.wishes:
             if wish.outcome is Outcome.PENDING:
                 self.close_wish(wish, Outcome.ENDED)

@@ -124,7 +124,7 @@ class Opener:
         for section, table in zip(checkpoint.sections, self._geometry.tail_tables, strict=True):
             if table.kind is TableKind.STATE:
                 record.sources.append((table, section.ids))
-                self._pool.hold(section.ids)
+                self._pool.hold(section.ids, whole=True)
                 continue
             full = max(0, hit.tokens // table.span - section.first)
             shared = section.ids[:full]
