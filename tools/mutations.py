@@ -296,8 +296,8 @@ _PINS = (
     Mutation(
         "pins: what two share counts twice",
         "index/pins.py",
-        "more = int(np.count_nonzero(self._pool.pins[ids] == 0))",
-        "more = len(ids)",
+        "more = sum(int(np.count_nonzero(self._pool.pins[part.ids] == 0)) for part in parts)",
+        "more = sum(len(part.ids) for part in parts)",
         (WISHES,),
     ),
     Mutation(
@@ -413,7 +413,7 @@ _REASONS = (
         "lease/commit.py",
         "keep = max(0, leases.known.item(row) - computed - self.geometry.lookahead)",
         "keep = 0",
-        (LIFE, MACHINE),
+        (EXPLAIN, MACHINE),
     ),
 )
 
