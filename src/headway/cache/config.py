@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.cache.index.reclaim import Retention
+from headway.cache.index.tree import token_bytes
 from headway.cache.policy.eviction import EvictionPolicy, eviction_policy
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.shape.checks import MOST_BLOCKS, check_float, check_whole
@@ -100,7 +101,8 @@ class CacheConfig:
 
     def retention(self, clock: Callable[[], float]) -> Retention:
         """What decides how long something is kept, with the defaults of `history_tokens` and `index_bytes`."""
-        full = self.blocks * max((table.span for table in self.geometry().prefix_tables), default=1024)
+        tables = self.geometry().prefix_tables
+        full = self.blocks * max((table.span for table in tables), default=1024)
         tokens = 4 * full + 65536 if self.history_tokens is None else self.history_tokens
-        size = 16 * full + 16 * 2**20 if self.index_bytes is None else self.index_bytes
+        size = 4 * token_bytes(tables) * full + 16 * 2**20 if self.index_bytes is None else self.index_bytes
         return Retention(eviction_policy(self.eviction), self.cost, clock, self.pin_share, tokens, size)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headway.cache.index.edge import Edge
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.index.tree import CHECKPOINT_BYTES, EDGE_BYTES, LOST_BYTES, NAMESPACE_BYTES, PIN_BYTES
+from headway.cache.index.tree import CHECKPOINT_BYTES, LOST_BYTES, NAMESPACE_BYTES, PIN_BYTES
 from headway.cache.lease.table import LeaseTable
 from headway.cache.shape.geometry import CacheGeometry, TableKind
 
@@ -35,7 +35,8 @@ def check(index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool:
     _check_anchors(index, leases, edges)
     tokens = sum(len(edge.text) for edge in edges)
     assert index.tree.tokens == tokens - len(edges) * index.tree.lookahead, "wrong count of known tokens"
-    known = 4 * tokens + len(edges) * EDGE_BYTES + len(index.tree.roots) * (EDGE_BYTES + 2 * NAMESPACE_BYTES)
+    known = index.tree.token_bytes * tokens + len(edges) * index.tree.edge_bytes
+    known += len(index.tree.roots) * (index.tree.edge_bytes + 2 * NAMESPACE_BYTES)
     known += sum(LOST_BYTES * len(edge.lost) + PIN_BYTES * len(edge.pins) for edge in edges)
     known += sum(CHECKPOINT_BYTES for edge in edges for one in edge.checkpoints if not one.floats)
     assert index.tree.nbytes == known, f"the tree counts {index.tree.nbytes} bytes and has {known}"

@@ -15,6 +15,7 @@ drives it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 import time
@@ -52,6 +53,8 @@ __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
 Ids = NDArray[np.int32]
 _NAMESPACES_COMPARED = 16
+_LONGEST_NAME = 256
+"""Characters beyond which the name of a namespace is remembered by its digest: clients choose cache salts."""
 _NAMESPACES_KEPT = 1024
 """Other namespaces in which a lookup without any match is repeated to explain it: the latest ones."""
 
@@ -157,7 +160,7 @@ class PrefixCache(Guarded):
         self._extender = Extender(*parts, config.exports_inside)
         self._committer = Committer(*parts, config.pin_seconds)
         self._opener = Opener(*parts, self._committer, config.cost)
-        self._namespaces: dict[tuple[str, str, str], int] = {("", "", ""): 0}
+        self._namespaces: dict[tuple[str, str, str] | bytes, int] = {("", "", ""): 0}
         self._namespaces_given = 0
         self._symbols = SymbolTable()
         self._waterfall = Waterfall()
@@ -171,7 +174,9 @@ class PrefixCache(Guarded):
         An id is never given out twice. It is remembered while anything is known in its namespace; ask for it again for
         every prompt instead of keeping it.
         """
-        key = (model, adapter, salt)
+        name = (model, adapter, salt)
+        long = len(model) + len(adapter) + len(salt) > _LONGEST_NAME
+        key = hashlib.sha256(repr(name).encode()).digest() if long else name
         if key not in self._namespaces:
             if len(self._namespaces) > 2 * len(self._index.tree.roots) + _NAMESPACES_KEPT:
                 known = self._index.tree.roots
@@ -297,8 +302,7 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        step = self._extender.extend(rows, counts)
-        return step
+        return self._extender.extend(rows, counts)
 
     @guarded
     def extend_one(self, row: int, count: int) -> Step:
@@ -407,7 +411,9 @@ class PrefixCache(Guarded):
         Shorter sequences that the same requests made known go too. Nothing happens if the whole of `prompt` is not
         known. Running leases go on, with their own memory, and publish nothing more.
         """
-        return self._forget(self._index.beginning_with(self._lookup(prompt).at, prompt.data), "forgotten")
+        tops = self._index.beginning_with(self._lookup(prompt).at, prompt.data)
+        rows = [row for row in self._leases.active_rows() if self._committer.sequence(row).startswith(prompt.data)]
+        return self._forget(tops, "forgotten", rows)
 
     @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
@@ -438,6 +444,7 @@ class PrefixCache(Guarded):
         if rows is None:
             anchors = [(row, self._leases.record(row).anchor) for row in self._leases.active_rows()]
             rows = [row for row, anchor in anchors if anchor and not gone.isdisjoint(anchor.edge.path())]
+        rows = [row for row in rows if self._leases.record(row).anchor is not None]
         for row in rows:
             self._committer.detach(row)
         checkpoints = self._index.forget(tops, cause)
@@ -467,13 +474,14 @@ class PrefixCache(Guarded):
         return self._pool.free
 
     @property
+    @guarded
     def available(self) -> int:
         """Blocks that are free or can be evicted now: what leases could take. O(1)."""
         self._index.reclaim.expire_pins()
-        available = self._pool.available
-        if len(self.geometry.prefix_tables) > 1:  # a block of one table may be kept for the sake of another's
-            twice = self.geometry.blocks_kept_twice
-            available -= sum(twice(self._leases.record(row).hit.tokens) for row in self._leases.active_rows())
+        available, tables = self._pool.available, self.geometry.prefix_tables
+        if len(tables) > 1:  # a block of one table may be kept for the sake of another's
+            anchors = [self._leases.record(row).anchor for row in self._leases.active_rows()]
+            available -= sum(anchor.held % table.span > 0 for anchor in anchors if anchor for table in tables)
         return max(available, self._pool.free)
 
     @property
@@ -545,7 +553,10 @@ class PrefixCache(Guarded):
         """
         if self._leases.running:
             raise LeaseError(f"{self._leases.running} leases run: end them before saving the cache")
-        body = pickle.dumps(vars(self) | {"_lock": None}, protocol=5)
+        try:
+            body = pickle.dumps(vars(self) | {"_lock": None}, protocol=5)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(f"the cache holds an object that cannot be written: {error}") from error
         _Reader(io.BytesIO(body)).load()  # what is written can be read
         return _SAVED + body
 
@@ -562,7 +573,12 @@ class PrefixCache(Guarded):
         if not data.startswith(_SAVED):
             raise ConfigError(f"these bytes were not saved by this release of the prefix cache ({_SAVED!r} is missing)")
         cache = PrefixCache.__new__(PrefixCache)
-        cache.__setstate__(_Reader(io.BytesIO(data[len(_SAVED) :])).load())
+        try:
+            cache.__setstate__(_Reader(io.BytesIO(data[len(_SAVED) :])).load())
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever damaged bytes lead to
+            raise ConfigError(f"these bytes of a prefix cache are damaged or cut: {error!r}") from error
         cache._clock.restart(clock)
         return cache
 

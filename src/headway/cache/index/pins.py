@@ -44,7 +44,7 @@ class Pins:
             edge: The edge.
             position: The position.
             seconds: How long.
-            fits: Whether the request that pins can go on from there, alone in the pool, with so many blocks.
+            fits: Whether the request that pins can go on from there with so many blocks that no pin protects.
 
         Returns:
             False if pins would protect more than their share, or leave that request too little; nothing has changed.
@@ -56,8 +56,8 @@ class Pins:
             return True
         parts = self.parts_under(edge, position)
         more = sum(int(np.count_nonzero(self._pool.pins[part.ids] == 0)) for part in parts)
-        pinned, own = self._pool.pinned + more, sum(position // table.span for table in self._tree.tables)
-        if pinned > self._share * self._pool.blocks or not fits(self._pool.blocks - pinned + own):
+        pinned = self._pool.pinned + more
+        if pinned > self._share * self._pool.blocks or not fits(self._pool.blocks - pinned):
             return False
         for part in parts:
             self._pool.pin(part.ids, whole=part.whole)

@@ -156,10 +156,14 @@ class PrefixIndex:
 
     # ---- wishes
 
-    def pin(self, edge: Edge, position: int, seconds: float, length: int) -> bool:
-        """Pin the path through `edge` up to `position` for a prompt of `length` tokens; see `Pins.pin`."""
+    def pin(self, edge: Edge, position: int, seconds: float, length: int, *, shares: bool) -> bool:
+        """Pin the path through `edge` up to `position` for a prompt of `length` tokens; see `Pins.pin`.
+
+        `shares`: the lease that asks uses the blocks of the path itself.
+        """
+        own = sum(position // table.span for table in self.tree.tables) if shares else 0
         fits = self.geometry.fits
-        return self.reclaim.pins.pin(edge, position, seconds, lambda blocks: fits(blocks, length, position))
+        return self.reclaim.pins.pin(edge, position, seconds, lambda blocks: fits(blocks + own, length, position))
 
     def unpin(self, at: Match) -> int:
         """End all pins on the path to `at`. Returns how many."""

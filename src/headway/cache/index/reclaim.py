@@ -199,13 +199,15 @@ class Reclaimer:
         """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
         while self._tree.tokens > self._keep.most_tokens and self._history:
             self._forget_oldest()
+        before = self._pool.free
         while self._tree.nbytes > self._keep.most_bytes:
             if self._history:
                 self._forget_oldest()
             elif (victim := self.queue.pop()) is not None:
                 self._evict(*victim, 1)
             else:
-                return
+                break
+        self._usage.counters.blocks_evicted += self._pool.free - before
 
     def _forget_oldest(self) -> None:
         edge, _ = self._history.popitem(last=False)

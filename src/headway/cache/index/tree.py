@@ -43,18 +43,19 @@ from headway.cache.shape.geometry import TableGeometry
 
 __all__ = [
     "CHECKPOINT_BYTES",
-    "EDGE_BYTES",
     "LOST_BYTES",
     "NAMESPACE_BYTES",
     "PIN_BYTES",
     "PrefixTree",
     "common_prefix",
+    "token_bytes",
 ]
 
 Ids = NDArray[np.int32]
 
-EDGE_BYTES = 1200
-"""What an edge takes apart from its tokens: the object, its containers and its place in its parent's."""
+EDGE_BYTES, RUN_BYTES = 1200, 120
+"""What an edge takes apart from tokens and block ids: the object, its containers and its place in its parent's; and
+what it takes for each prefix table."""
 LOST_BYTES = 200
 """What the memory of a checkpoint that went takes."""
 CHECKPOINT_BYTES = 1600
@@ -66,6 +67,11 @@ NAMESPACE_BYTES = 500
 _COMPARE_CHUNK = 32768
 """Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work
 early."""
+
+
+def token_bytes(tables: Sequence[TableGeometry]) -> int:
+    """What a known token takes: itself and its part of the block ids, in arrays that grow by an eighth."""
+    return 5 + sum(-(-5 // table.span) for table in tables)
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -98,6 +104,8 @@ class PrefixTree:
         tables: The prefix tables.
         roots: Root of each namespace in which something is known or running.
         tokens: Tokens known.
+        edge_bytes: What an edge takes apart from its tokens.
+        token_bytes: What a token takes, with the block ids of what it is part of.
         nbytes: Bytes that edges take with all that lies on them, estimated from above.
     """
 
@@ -109,6 +117,8 @@ class PrefixTree:
         self.roots: dict[int, Edge] = {}
         self.tokens = 0
         self.nbytes = 0
+        self.edge_bytes = EDGE_BYTES + RUN_BYTES * len(self.tables)
+        self.token_bytes = token_bytes(tables)
         self._pool = pool
         self._key_bytes = 4 * (lookahead + 1)
         self._nowhere = Edge(None, 0, 0, array("i"), ())
@@ -141,7 +151,7 @@ class PrefixTree:
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Edge(None, 0, 0, array("i"), (), namespace=namespace)
-            self.nbytes += EDGE_BYTES + 2 * NAMESPACE_BYTES
+            self.nbytes += self.edge_bytes + 2 * NAMESPACE_BYTES
         return root
 
     def drop_root(self, root: Edge) -> None:
@@ -149,7 +159,7 @@ class PrefixTree:
         assert not root.children
         assert not root.anchors
         del self.roots[root.namespace]
-        self.nbytes -= EDGE_BYTES + 2 * NAMESPACE_BYTES
+        self.nbytes -= self.edge_bytes + 2 * NAMESPACE_BYTES
 
     def find(self, namespace: int, data: bytes) -> Match:
         """How far `data` follows a known path of a namespace. Pure; O(matched tokens + branches)."""
@@ -294,7 +304,7 @@ class PrefixTree:
         upper = self._new(parent, edge.start, edge.text[: cut + self.lookahead])
         parent.children[self.key(edge.text)] = upper
         del edge.text[:cut]
-        self.nbytes -= 4 * cut
+        self.nbytes -= self.token_bytes * cut
         upper.children[self.key(edge.text)] = edge
         edge.parent, edge.start = upper, position
 
@@ -329,7 +339,7 @@ class PrefixTree:
         assert not edge.children
         if keep == edge.start and edge.parent is not None:
             del edge.parent.children[self.key(edge.text)]
-            self.nbytes -= EDGE_BYTES + 4 * self.lookahead
+            self.nbytes -= self.edge_bytes + self.token_bytes * self.lookahead
         self._count(keep - edge.end)
         del edge.text[keep - edge.start + self.lookahead :]
         edge.end = keep
@@ -359,12 +369,12 @@ class PrefixTree:
     def _count(self, tokens: int) -> None:
         """So many more tokens are known (fewer, if negative)."""
         self.tokens += tokens
-        self.nbytes += 4 * tokens
+        self.nbytes += self.token_bytes * tokens
 
     def _new(self, parent: Edge, start: int, text: array[int]) -> Edge:
         runs = tuple(array("i") for _ in self.tables)
         edge = Edge(parent, start, start + len(text) - self.lookahead, text, runs)
-        self.nbytes += EDGE_BYTES + 4 * len(text)
+        self.nbytes += self.edge_bytes + self.token_bytes * len(text)
         if self.floats:
             edge.add_checkpoint(Checkpoint(start, PATH, (), edge))
         return edge

@@ -243,7 +243,8 @@ class Committer(Parts):
         if wish.kind == "breakpoint":
             return Outcome.KEPT
         seconds = self.pin_seconds if record.prompt.pin_seconds is None else record.prompt.pin_seconds
-        pinned = self.index.pin(edge, wish.position, seconds, len(record.prompt.tokens))
+        shares = not record.own_blocks
+        pinned = self.index.pin(edge, wish.position, seconds, len(record.prompt.tokens), shares=shares)
         return Outcome.KEPT if pinned else Outcome.PIN_SHARE
 
     def close_wish(self, wish: Wish, outcome: Outcome) -> None:
@@ -340,6 +341,14 @@ class Committer(Parts):
         record.plan.clear()
         self.grant_wishes(record, leases.known.item(row), Outcome.NOT_STORED)
         self.set_due(row, 0, record)
+
+    def sequence(self, row: int) -> bytes:
+        """All tokens of a lease's sequence that are told so far, as bytes of int32."""
+        leases, record = self.leases, self.leases.record(row)
+        answer = leases.tail[: leases.tail_size.item(row), row].tobytes()
+        if record.anchor is None or not record.published:
+            return record.prompt.data + answer
+        return record.anchor.edge.prefix(record.anchor.position, 0).tobytes() + record.rest + answer
 
     def close(self, row: int) -> None:
         """Release all that a lease holds and free its row."""

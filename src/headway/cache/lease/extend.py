@@ -61,8 +61,8 @@ class Extender(Parts):
         if len(rows) == 1 and leases.plain:
             return self.extend_one(rows.item(), counts.item())
         leases.check_rows(rows, RUNNING, leases.extendable)
-        if np.count_nonzero(counts < 1):  # a few times faster than `any`, `min` and the like, for a few rows
-            raise LeaseError(_NOTHING_ASKED)
+        if np.count_nonzero((counts < 1) | (counts > _MOST_ASKED)):  # faster than `any`, `min` and the like, for few
+            raise LeaseError(_WRONG_COUNT)
         work, starts = _Work(), leases.planned[rows]
         ends = self._extend_many(rows, starts, starts + counts, work)
         step = work.step(rows, starts, ends - starts)
@@ -77,8 +77,8 @@ class Extender(Parts):
             return self.extend([row], [count])
         leases = self.leases
         leases.check_row(row, RUNNING, leases.extendable)
-        if count < 1:
-            raise LeaseError(_NOTHING_ASKED)
+        if not 1 <= count <= _MOST_ASKED:
+            raise LeaseError(_WRONG_COUNT)
         work, start = _Work(), leases.planned.item(row)
         end = self._extend_one(row, start, start + count, work)
         numbers = np.array([row, start, end - start])
@@ -184,4 +184,5 @@ class Extender(Parts):
             work.exports.append(export)
 
 
-_NOTHING_ASKED = "extend: every lease must be given at least one token to compute"
+_MOST_ASKED = 2**40
+_WRONG_COUNT = "extend: every lease must be given at least one token to compute, and no more than a sequence can have"

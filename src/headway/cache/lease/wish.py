@@ -16,8 +16,8 @@ class Outcome(Enum):
     KEPT = "kept"
     """The position can be resumed at, and is pinned if that was the wish."""
     NO_CHECKPOINT = "no_checkpoint"
-    """The prompt resumed at or behind the position, and no checkpoint is there: one could be made only by computing
-    again."""
+    """No checkpoint is there, and none will be: the prompt resumed at or behind the position, so that one could be made
+    only by computing again, or no state can be kept that early (position 0)."""
     NO_ROOM = "no_room"
     """No memory was free for the checkpoint when the position was computed."""
     PIN_SHARE = "pin_share"

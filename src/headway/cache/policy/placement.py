@@ -88,10 +88,8 @@ class Placement:
         """The first position behind `position` that interval:N asks for, or None."""
         if not self.interval:
             return None
-        multiple = position // self.interval + 1
-        while (place := self.floor(multiple * self.interval)) <= position:
-            multiple += 1
-        return place
+        beyond = (position // self._alignment + 1) * self._alignment  # the next place where a state can be exported
+        return self.floor(-(-beyond // self.interval) * self.interval)
 
     def plan(self, prompt: Prompt, hit: int, junction: int | None, boundaries: Sequence[int]) -> list[Place]:
         """Positions of (hit, end of the prompt) that should get a checkpoint while it is computed, ascending.
