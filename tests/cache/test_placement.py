@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
 
-from headway.cache import CheckpointStored, ComputeCost
+from headway.cache import CheckpointStored, ComputeCost, Prompt
 from headway.cache.policy.placement import Place, Placement
 
 
@@ -30,6 +30,18 @@ def stored(engine: Engine, text: Any, **options: Any) -> list[tuple[int, str]]:
     return [(event.position, event.kind) for event in heard]
 
 
+def planned(
+    placement: Placement,
+    length: int,
+    hit: int = 0,
+    junction: int | None = None,
+    boundaries: tuple[int, ...] = (),
+    **options: Any,
+) -> list[Place]:
+    """What is planned for a prompt of that length; `options` are the prompt's."""
+    return placement.plan(Prompt(range(length), **options), hit, junction, boundaries)
+
+
 ALL = ("prompt_end", "junction", "breakpoint", "boundary", "interval:10")
 
 
@@ -47,34 +59,29 @@ ALL = ("prompt_end", "junction", "breakpoint", "boundary", "interval:10")
     ],
 )
 def test_where_several_kinds_meet_the_one_that_says_most_counts(options: dict[str, Any], right: str) -> None:
-    asked = {"junction": None, "breakpoints": (), "boundaries": ()} | options
-    plan = Placement(ALL, alignment=1, lookahead=0).plan(60, 0, **asked)
+    plan = planned(Placement(ALL, alignment=1, lookahead=0), 60, **options)
     assert [place.kind for place in plan if place.position == 20] == [right]
 
 
 @pytest.mark.parametrize(("length", "right"), [(60, (59, "prompt_end")), (61, (60, "prompt_end"))])
 def test_a_prompt_end_is_told_from_what_else_lies_there(length: int, right: tuple[int, str]) -> None:
     """At 60 there is an interval too, and a message ends there."""
-    plan = Placement(ALL, alignment=1, lookahead=0).plan(length, 0, junction=None, breakpoints=(), boundaries=(59, 60))
+    plan = planned(Placement(ALL, alignment=1, lookahead=0), length, boundaries=(59, 60))
     assert (plan[-1].position, plan[-1].kind) == right
 
 
 def test_everything_lies_on_the_grid_and_leaves_what_lookahead_needs() -> None:
     """A grid of 8, and three later tokens that entries depend on: of 50 tokens at most 47 can be resumed behind."""
-    plan = Placement(ALL, alignment=8, lookahead=3).plan(
-        50, 0, junction=21, breakpoints=(30, 50), boundaries=(13,), pin=45
-    )
+    placement = Placement(ALL, alignment=8, lookahead=3)
+    plan = planned(placement, 50, junction=21, breakpoints=(30, 50), boundaries=(13,), pin=45)
     assert [place.position for place in plan] == [8, 16, 24, 40]
-    plan = Placement(("prompt_end",), alignment=1, lookahead=3).plan(
-        50, 0, junction=None, breakpoints=(), boundaries=(), pin=50
-    )
+    plan = planned(Placement(("prompt_end",), alignment=1, lookahead=3), 50, pin=50)
     assert plan == [Place(47, "breakpoint")]
 
 
 def test_nothing_is_planned_before_the_hit() -> None:
-    plan = Placement(ALL, alignment=1, lookahead=0).plan(
-        60, 30, junction=30, breakpoints=(10, 30, 40), boundaries=(5,), pin=20
-    )
+    placement = Placement(ALL, alignment=1, lookahead=0)
+    plan = planned(placement, 60, 30, junction=30, breakpoints=(10, 30, 40), boundaries=(5,), pin=20)
     assert [place.position for place in plan] == [40, 50, 59]
 
 

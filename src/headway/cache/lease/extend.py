@@ -104,7 +104,7 @@ class Extender(Parts):
 
     def _grow(self, rows: Rows, starts: Longs, ends: Longs) -> Longs:
         """Blocks for positions up to `ends`; returns the ends reached (`starts` where nothing could be had)."""
-        leases, tables = self.leases, self.leases.token_tables
+        leases, tables = self.leases, self.geometry.token_tables
         self.pool.drop_repeated(leases.drop_behind(rows, leases.computed[rows]))
         filled = [leases.filled[table.index, rows] for table in tables]
         need = [np.maximum(-(-ends // table.span) - had, 0) for table, had in zip(tables, filled, strict=True)]

@@ -79,9 +79,7 @@ class Opener(Parts):
 
     def _admitted(self, prompt: Prompt, hit: int) -> list[int]:
         """Message boundaries whose checkpoint is expected to be worth its memory."""
-        blocks = sum(
-            table.state_blocks or table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables
-        )
+        blocks = sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables)
         worth = self.index.usage.reuse.rate("boundary") / max(1, blocks)
         price = self.index.policy.price
         inner = [p for p in self.placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]

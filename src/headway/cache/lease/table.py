@@ -154,9 +154,8 @@ class LeaseTable:
         self.steps = steps
         self.extendable = RUNNING if steps == 1 else STEPPING
         self.plain = True
-        self.token_tables = [table for table in geometry.tables if table.kind is not TableKind.STATE]
-        self._tables = geometry.tables
-        self._page = _PAGE * min([table.span for table in self.token_tables], default=1)
+        self._tables, self._token_tables = geometry.tables, geometry.token_tables
+        self._page = _PAGE * min([table.span for table in self._token_tables], default=1)
         self.phase = np.zeros(rows, dtype=np.int8)
         columns: list[Rows] = list(np.zeros((9, rows), dtype=np.int64))
         self.known, self.computed, self.due, self.calm, self.eager, self.tail_size = columns[:6]
@@ -255,7 +254,7 @@ class LeaseTable:
 
     def room(self, row: int) -> int:
         """Position up to which the blocks of a lease suffice."""
-        return min([self.filled.item(table.index, row) * table.span for table in self.token_tables], default=FAR)
+        return min([self.filled.item(table.index, row) * table.span for table in self._token_tables], default=FAR)
 
     def begin(self, rows: Rows | int, ends: Rows | int, step: Step) -> None:
         """A step that computes leases up to `ends` is under way."""

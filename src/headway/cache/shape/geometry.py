@@ -218,6 +218,7 @@ class CacheGeometry:
         lookahead: Largest lookahead of any group: a resume point p needs p + lookahead matched tokens.
         prefix_tables: The tables of full attention.
         tail_tables: The tables of windows, chunks and states: what a checkpoint holds.
+        token_tables: All tables but that of states.
         state_table: The table of states, or None.
         state_blocks: Blocks that one state takes, 0 without states.
         local: Whether there are windows or chunks, whose blocks are let go as the sequence goes on.
@@ -258,9 +259,9 @@ class CacheGeometry:
         self.state_table = next((t for t in self.tables if t.kind is TableKind.STATE), None)
         self.state_blocks = self.state_table.state_blocks if self.state_table else 0
         self.local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in self.tables)
-        self._token_tables = tuple(t for t in self.tables if t.kind is not TableKind.STATE)
-        self._blocks_per_token = sum(1 / t.span for t in self._token_tables)
-        self._blocks_besides = 4 * len(self._token_tables) + 2 * self.state_blocks
+        self.token_tables = tuple(t for t in self.tables if t.kind is not TableKind.STATE)
+        self._blocks_per_token = sum(1 / t.span for t in self.token_tables)
+        self._blocks_besides = 4 * len(self.token_tables) + 2 * self.state_blocks
         self._peaks: dict[tuple[int, int], int] = {}
 
     def peak_blocks(self, length: int, start: int = 0) -> int:
@@ -292,7 +293,7 @@ class CacheGeometry:
         stop, stretch = length - 1, _FIRST_STRETCH
         while stop > start and self._most_blocks(stop) > peak:
             low = max(start, stop - stretch)
-            rises = [np.arange(-(-low // t.span) * t.span, stop, t.span) for t in self._token_tables]
+            rises = [np.arange(-(-low // t.span) * t.span, stop, t.span) for t in self.token_tables]
             positions = np.concatenate([[low], *rises])  # the need rises only where a block begins
             need = sum((table.blocks_at(positions) for table in self.tables), start=np.zeros_like(positions))
             peak = max(peak, int(need.max()))
