@@ -22,7 +22,6 @@ from headway.cache import (
     Reason,
     Recurrent,
     SlidingWindow,
-    WentCheckpoint,
 )
 
 
@@ -192,7 +191,7 @@ def test_oracle_objects_to_a_path_that_is_told_wrongly() -> None:
         right._replace(checkpoints=()),
         right._replace(checkpoints=(kept._replace(kind="junction"),)),
         right._replace(checkpoints=(kept._replace(uses=2),)),
-        right._replace(lost=(WentCheckpoint(6, "junction", "evicted", 0.0, 0),)),
+        right._replace(lost=(Evicted(6, "junction", "evicted", 0.0, 0),)),
     ):
         with pytest.raises(AssertionError):
             oracle.judge_path(path, Path(wrong.stop, (wrong,)), wrong.stop)

@@ -7,7 +7,7 @@ from headway.cache.config import CacheConfig
 from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
 from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
 from headway.cache.index.hit import Hit
-from headway.cache.index.path import KeptCheckpoint, Path, PathPart, WentCheckpoint
+from headway.cache.index.path import KeptCheckpoint, Path, PathPart
 from headway.cache.index.usage import Counters
 from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.table import MOST_SAMPLED, Lease
@@ -74,7 +74,6 @@ __all__ = [
     "TableKind",
     "Value",
     "Waterfall",
-    "WentCheckpoint",
     "Wish",
     "check_placement",
 ]

@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache.index.edge import Edge
-from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.index.tree import CHECKPOINT_BYTES, LOST_BYTES, NAMESPACE_BYTES, PIN_BYTES
 from headway.cache.lease.table import LeaseTable
 from headway.cache.shape.geometry import CacheGeometry, TableKind
 
@@ -20,7 +18,7 @@ __all__ = ["check"]
 Ids = NDArray[np.int32]
 
 
-def check(index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool: BlockPool) -> None:
+def check(index: PrefixIndex, leases: LeaseTable) -> None:
     """Check every invariant. O(everything).
 
     Raises:
@@ -30,16 +28,16 @@ def check(index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool:
     for edge in edges:
         _check_edge(edge, index)
         _check_records(edge, index)
-    _check_counts(index, leases, geometry, pool, edges)
-    _check_writers(leases, geometry, edges, pool.blocks)
+    _check_counts(index, leases, edges)
+    _check_writers(index, leases, edges)
     _check_anchors(index, leases, edges)
-    tokens = sum(len(edge.text) for edge in edges)
-    assert index.tree.tokens == tokens - len(edges) * index.tree.lookahead, "wrong count of known tokens"
-    known = index.tree.token_bytes * tokens + len(edges) * index.tree.edge_bytes
-    known += len(index.tree.roots) * (index.tree.edge_bytes + 2 * NAMESPACE_BYTES)
-    known += sum(LOST_BYTES * len(edge.lost) + PIN_BYTES * len(edge.pins) for edge in edges)
-    known += sum(CHECKPOINT_BYTES for edge in edges for one in edge.checkpoints if not one.floats)
-    assert index.tree.nbytes == known, f"the tree counts {index.tree.nbytes} bytes and has {known}"
+    tree = index.tree
+    assert tree.tokens == sum(edge.end - edge.start for edge in edges), "wrong count of known tokens"
+    assert tree.edge_count == len(edges), "wrong count of edges"
+    assert tree.losses == sum(len(edge.lost) for edge in edges), "wrong count of lost checkpoints"
+    assert tree.pins == sum(len(edge.pins) for edge in edges), "wrong count of pins"
+    kept = sum(not one.floats for edge in edges for one in edge.checkpoints)
+    assert tree.checkpoints == kept, "wrong count of checkpoints"
 
 
 def _check_edge(edge: Edge, index: PrefixIndex) -> None:
@@ -112,9 +110,8 @@ class _Counts:
         return int(needed.sum())
 
 
-def _check_counts(
-    index: PrefixIndex, leases: LeaseTable, geometry: CacheGeometry, pool: BlockPool, edges: list[Edge]
-) -> None:
+def _check_counts(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
+    pool = index.pool
     counts = _Counts(pool.blocks)
     for edge in edges:
         for run in edge.runs:
@@ -127,7 +124,7 @@ def _check_counts(
                 counts.add(part.ids, False, counts.pins)
                 counts.add(part.ids, part.whole, counts.users)
     for row in leases.active_rows():
-        _count_lease(leases, geometry, row, counts)
+        _count_lease(leases, index.geometry, row, counts)
     assert pool.used == counts.settle(), "wrong count of used blocks"
     for name, counted, kept in (
         ("holders", counts.holders, pool.references),
@@ -166,15 +163,15 @@ def _distinct(ids: NDArray[Any], blocks: int) -> bool:
     return bool(seen.sum() == len(ids))
 
 
-def _check_writers(leases: LeaseTable, geometry: CacheGeometry, edges: list[Edge], blocks: int) -> None:
+def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
     """What a lease may write is in no other lease's table, and in the tree only up to what is computed."""
-    for table in geometry.tables:
+    for table in index.geometry.tables:
         written: list[NDArray[np.int32]] = []
         for row in leases.active_rows():
             first = 0 if table.kind is TableKind.STATE else int(leases.computed[row]) // table.span
             written.append(leases.blocks[table.index][row, first : int(leases.filled[table.index, row])])
         ids = np.concatenate(written) if written else np.empty(0, dtype=np.int32)
-        assert _distinct(ids, blocks), "two leases may write one block"
+        assert _distinct(ids, index.pool.blocks), "two leases may write one block"
         states = [c.sections[-1].ids for e in edges for c in e.checkpoints] if table.kind is TableKind.STATE else []
         assert not states or not np.isin(ids, np.concatenate(states)).any(), "a running state is a checkpoint"
 

@@ -53,10 +53,11 @@ __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
 Ids = NDArray[np.int32]
 _NAMESPACES_COMPARED = 16
+"""Other namespaces in which a prompt is looked for to explain what does not match: the latest ones."""
 _LONGEST_NAME = 256
 """Characters beyond which the name of a namespace is remembered by its digest: clients choose cache salts."""
 _NAMESPACES_KEPT = 1024
-"""Other namespaces in which a lookup without any match is repeated to explain it: the latest ones."""
+"""Names of namespaces that are remembered in any case."""
 
 
 @dataclass(frozen=True)
@@ -239,15 +240,8 @@ class PrefixCache(Guarded):
         if hit.matched < len(prompt.tokens):
             known = self._index.known_elsewhere(prompt.namespace, prompt.data, _NAMESPACES_COMPARED)
             elsewhere = self._matched(known, prompt)
-        return explain_match(
-            hit.at,
-            len(prompt.tokens),
-            hit.tokens,
-            hit.matched,
-            floats=self._index.floats,
-            now=self._clock(),
-            elsewhere=elsewhere,
-        )
+        length, floats = len(prompt.tokens), self._index.floats
+        return explain_match(hit.at, length, hit.tokens, hit.matched, elsewhere, floats=floats, now=self._clock())
 
     # ---- leases
 
@@ -401,8 +395,7 @@ class PrefixCache(Guarded):
     @guarded
     def unpin(self, prompt: Prompt) -> int:
         """End every pin on the known path of `prompt`, at its last token or before. Returns how many."""
-        lifted = self._index.unpin(self._lookup(prompt).at)
-        return lifted
+        return self._index.unpin(self._lookup(prompt).at)
 
     @guarded
     def forget(self, prompt: Prompt) -> ResetReport:
@@ -412,8 +405,9 @@ class PrefixCache(Guarded):
         known. Running leases go on, with their own memory, and publish nothing more.
         """
         tops = self._index.beginning_with(self._lookup(prompt).at, prompt.data)
-        rows = [row for row in self._leases.active_rows() if self._committer.sequence(row).startswith(prompt.data)]
-        return self._forget(tops, "forgotten", rows)
+        leases, same = self._leases, self._committer.sequence
+        rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == prompt.namespace]
+        return self._forget(tops, "forgotten", [row for row in rows if same(row).startswith(prompt.data)])
 
     @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
@@ -438,17 +432,15 @@ class PrefixCache(Guarded):
         self._namespaces = {("", "", ""): 0}
         return report
 
-    def _forget(self, tops: list[Edge], cause: str, rows: Sequence[int] | None = None) -> ResetReport:
-        """Forget edges and all behind them; `rows` are detached, or else those that run there."""
+    def _forget(self, tops: list[Edge], cause: str, rows: Sequence[int]) -> ResetReport:
+        """Forget edges and all behind them; what runs there is detached, and `rows`."""
         free, gone = self._pool.free, set(tops)
-        if rows is None:
-            anchors = [(row, self._leases.record(row).anchor) for row in self._leases.active_rows()]
-            rows = [row for row, anchor in anchors if anchor and not gone.isdisjoint(anchor.edge.path())]
-        rows = [row for row in rows if self._leases.record(row).anchor is not None]
-        for row in rows:
+        anchors = [(row, self._leases.record(row).anchor) for row in self._leases.active_rows()]
+        leaving = [row for row, at in anchors if at and (row in rows or not gone.isdisjoint(at.edge.path()))]
+        for row in leaving:
             self._committer.detach(row)
         checkpoints = self._index.forget(tops, cause)
-        return ResetReport(self._pool.free - free, checkpoints, len(rows))
+        return ResetReport(self._pool.free - free, checkpoints, len(leaving))
 
     # ---- looking in
 
@@ -476,12 +468,14 @@ class PrefixCache(Guarded):
     @property
     @guarded
     def available(self) -> int:
-        """Blocks that are free or can be evicted now: what leases could take. O(1)."""
+        """Blocks that are free or can be evicted now: leases could take that many, or a few more. Ends pins in time.
+
+        O(1); O(leases) where several tables of full attention have blocks of unlike spans.
+        """
         self._index.reclaim.expire_pins()
         available, tables = self._pool.available, self.geometry.prefix_tables
         if len(tables) > 1:  # a block of one table may be kept for the sake of another's
-            anchors = [self._leases.record(row).anchor for row in self._leases.active_rows()]
-            available -= sum(anchor.held % table.span > 0 for anchor in anchors if anchor for table in tables)
+            available -= sum(self._committer.kept_twice(row) for row in self._leases.active_rows())
         return max(available, self._pool.free)
 
     @property
@@ -523,7 +517,7 @@ class PrefixCache(Guarded):
             pinned=pool.pinned,
             evictable=pool.available - pool.free,
             leases=self.leases,
-            checkpoints=self._index.residency.checkpoints,
+            checkpoints=self._index.tree.checkpoints,
             counters=self._index.usage.counters.copy(),
             bookkeeping_bytes=fixed + self._symbols.nbytes + self._index.tree.nbytes,
             bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self._most_index_bytes),
@@ -589,11 +583,11 @@ class PrefixCache(Guarded):
         Raises:
             AssertionError: An invariant is broken: a bug in this package.
         """
-        invariants.check(self._index, self._leases, self.geometry, self._pool)
+        invariants.check(self._index, self._leases)
 
     def _verify(self) -> None:
         if self.config.check:
-            invariants.check(self._index, self._leases, self.geometry, self._pool)
+            invariants.check(self._index, self._leases)
 
     def _deliver(self) -> None:
         self._index.residency.listeners.deliver()

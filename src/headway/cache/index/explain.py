@@ -25,7 +25,7 @@ class Reason(Enum):
     """Why tokens of a prompt were not reused."""
 
     NOTHING_MATCHED = "nothing_matched"
-    """No known prompt begins like this one."""
+    """No known prompt begins like this one (with draft groups: for more tokens than they look ahead)."""
     PARTED = "parted"
     """Known prompts go on differently from here, or end."""
     STATE_NEVER_TAKEN = "state_never_taken"
@@ -56,12 +56,14 @@ class Evicted(NamedTuple):
         kind: Kind of placement that had taken the checkpoint there; "path" in models that need no checkpoints.
         cause: Why it went: "evicted", "unreachable".
         age: Seconds since.
+        uses: How often it was wanted, before and since; told of paths only.
     """
 
     position: int
     kind: str
     cause: str
     age: float
+    uses: int = 0
 
     def __str__(self) -> str:
         """As a part of a sentence."""
@@ -147,7 +149,7 @@ class Waterfall:
 
 
 def explain_match(
-    at: Match, length: int, hit: int, matched: int, *, floats: bool, now: float, elsewhere: int = 0
+    at: Match, length: int, hit: int, matched: int, elsewhere: int, *, floats: bool, now: float
 ) -> Explanation:
     """Explain a lookup.
 

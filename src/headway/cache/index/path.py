@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headway.cache.index.edge import Edge, Match
+from headway.cache.index.explain import Evicted
 
-__all__ = ["KeptCheckpoint", "Path", "PathPart", "WentCheckpoint", "describe_path"]
+__all__ = ["KeptCheckpoint", "Path", "PathPart", "describe_path"]
 
 
 class KeptCheckpoint(NamedTuple):
@@ -23,24 +24,6 @@ class KeptCheckpoint(NamedTuple):
     kind: str
     uses: int
     pinned: bool
-
-
-class WentCheckpoint(NamedTuple):
-    """A checkpoint that was on a path.
-
-    Attributes:
-        position: Tokens before it.
-        kind: Kind of placement that had taken it.
-        cause: Why it went.
-        age: Seconds since.
-        uses: How often it was wanted, before and since.
-    """
-
-    position: int
-    kind: str
-    cause: str
-    age: float
-    uses: int
 
 
 class PathPart(NamedTuple):
@@ -65,7 +48,7 @@ class PathPart(NamedTuple):
     resident: int
     computed: int
     checkpoints: tuple[KeptCheckpoint, ...]
-    lost: tuple[WentCheckpoint, ...]
+    lost: tuple[Evicted, ...]
     pins: tuple[int, ...]
     leases: int
     branches: int
@@ -97,7 +80,7 @@ def _part(edge: Edge, stop: int, now: float) -> PathPart:
         edge.resident,
         edge.computed,
         tuple(KeptCheckpoint(c.position, c.kind, c.uses, c.pinned) for c in edge.checkpoints if not c.floats),
-        tuple(WentCheckpoint(c.position, c.kind, c.cause, now - c.when, c.uses) for c in edge.lost),
+        tuple(Evicted(c.position, c.kind, c.cause, now - c.when, c.uses) for c in edge.lost),
         tuple(sorted(pin.position for pin in edge.pins)),
         len(edge.anchors),
         len(edge.children),

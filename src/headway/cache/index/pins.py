@@ -13,9 +13,12 @@ import numpy as np
 
 from headway.cache.index.edge import Edge, Pin, Section
 from headway.cache.index.pool import BlockPool
-from headway.cache.index.tree import PIN_BYTES, PrefixTree
+from headway.cache.index.tree import PrefixTree
 
 __all__ = ["Pins"]
+
+_LIFTED = float("-inf")
+"""The end of a pin that has been lifted."""
 
 
 class Pins:
@@ -63,7 +66,7 @@ class Pins:
             self._pool.pin(part.ids, whole=part.whole)
         pin = Pin(edge, position, until)
         edge.pins.append(pin)
-        self._tree.nbytes += PIN_BYTES
+        self._tree.pins += 1
         self._mark(pin, pinned=True)
         self._numbers += 1
         heapq.heappush(self._ends, (until, self._numbers, pin))
@@ -74,11 +77,11 @@ class Pins:
         for part in self.parts_under(pin.edge, pin.position):
             self._pool.unpin(part.ids, whole=part.whole)
         pin.edge.pins.remove(pin)
-        self._tree.nbytes -= PIN_BYTES
+        self._tree.pins -= 1
         self._mark(pin, pinned=False)
-        pin.until = 0.0
+        pin.until = _LIFTED
         if len(self._ends) > 64:
-            live = [end for end in self._ends if end[2].until]
+            live = [end for end in self._ends if end[2].until > _LIFTED]
             if 2 * len(live) < len(self._ends):
                 heapq.heapify(live)
                 self._ends = live
@@ -89,7 +92,7 @@ class Pins:
             _, number, pin = heapq.heappop(self._ends)
             if pin.until > self._clock():  # it was renewed since
                 heapq.heappush(self._ends, (pin.until, number, pin))
-            elif pin.until:
+            elif pin.until > _LIFTED:
                 yield pin
 
     def held_within(self, edge: Edge, position: int) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headway.cache.index.edge import Checkpoint, Edge, Match
 from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Listeners, ResidentGrown, ResidentShrunk
 from headway.cache.index.pool import BlockPool
-from headway.cache.index.tree import CHECKPOINT_BYTES, PrefixTree
+from headway.cache.index.tree import PrefixTree
 
 __all__ = ["Residency"]
 
@@ -28,7 +28,6 @@ class Residency:
     """Holds and releases the blocks of edges and checkpoints, and tells listeners.
 
     Attributes:
-        checkpoints: Checkpoints kept that do not float.
         listeners: Who is told of every change.
     """
 
@@ -36,7 +35,6 @@ class Residency:
         """Keep blocks of `pool` on the edges of `tree`."""
         self._tree = tree
         self._pool = pool
-        self.checkpoints = 0
         self.listeners = Listeners()
 
     def grow(self, at: Match, rows: Sequence[Ids], *, given: bool) -> list[Edge]:
@@ -127,8 +125,7 @@ class Residency:
         """Put a checkpoint, which brings its references, on its edge."""
         edge = checkpoint.edge
         edge.add_checkpoint(checkpoint)
-        self.checkpoints += 1
-        self._tree.nbytes += CHECKPOINT_BYTES
+        self._tree.checkpoints += 1
         if self.listeners:
             self.listeners.tell(CheckpointStored(*self._named(edge, checkpoint.position), checkpoint.kind))
 
@@ -138,8 +135,7 @@ class Residency:
         if self.listeners:
             self.listeners.tell(CheckpointRemoved(*self._named(edge, checkpoint.position), checkpoint.kind, cause))
         edge.remove_checkpoint(checkpoint)
-        self.checkpoints -= 1
-        self._tree.nbytes -= CHECKPOINT_BYTES
+        self._tree.checkpoints -= 1
         for section in checkpoint.sections:
             self._pool.release(section.ids, whole=section.whole)
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,20 @@ _COMPARE_CHUNK = 32768
 early."""
 
 
+class _Placed(Protocol):
+    """What lies at a position of an edge."""
+
+    position: int
+
+
+Placed = TypeVar("Placed", bound=_Placed)
+
+
+def _divide(items: Sequence[Placed], position: int) -> tuple[list[Placed], list[Placed]]:
+    """Those at or before `position`, and those behind it."""
+    return [one for one in items if one.position <= position], [one for one in items if one.position > position]
+
+
 def token_bytes(tables: Sequence[TableGeometry]) -> int:
     """What a known token takes: itself and its part of the block ids, in arrays that grow by an eighth."""
     return 5 + sum(-(-5 // table.span) for table in tables)
@@ -104,9 +118,10 @@ class PrefixTree:
         tables: The prefix tables.
         roots: Root of each namespace in which something is known or running.
         tokens: Tokens known.
-        edge_bytes: What an edge takes apart from its tokens.
-        token_bytes: What a token takes, with the block ids of what it is part of.
-        nbytes: Bytes that edges take with all that lies on them, estimated from above.
+        edge_count: Edges, without roots.
+        losses: Checkpoints that went and are remembered.
+        checkpoints: Checkpoints that do not float.
+        pins: Pins.
     """
 
     def __init__(self, lookahead: int, tables: Sequence[TableGeometry], pool: BlockPool, *, floats: bool) -> None:
@@ -116,9 +131,9 @@ class PrefixTree:
         self.tables = tuple(tables)
         self.roots: dict[int, Edge] = {}
         self.tokens = 0
-        self.nbytes = 0
-        self.edge_bytes = EDGE_BYTES + RUN_BYTES * len(self.tables)
-        self.token_bytes = token_bytes(tables)
+        self.edge_count = self.losses = self.checkpoints = self.pins = 0
+        self._token_bytes = token_bytes(tables)
+        self._edge_bytes = EDGE_BYTES + RUN_BYTES * len(self.tables) + self._token_bytes * lookahead
         self._pool = pool
         self._key_bytes = 4 * (lookahead + 1)
         self._nowhere = Edge(None, 0, 0, array("i"), ())
@@ -144,6 +159,13 @@ class PrefixTree:
             else:
                 edge.parent.children[self.key(edge.text)] = edge
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all of it takes, estimated from above."""
+        roots = len(self.roots) * (self._edge_bytes + 2 * NAMESPACE_BYTES)
+        marks = LOST_BYTES * self.losses + CHECKPOINT_BYTES * self.checkpoints + PIN_BYTES * self.pins
+        return roots + self._edge_bytes * self.edge_count + self._token_bytes * self.tokens + marks
+
     # ---- finding
 
     def root(self, namespace: int) -> Edge:
@@ -151,7 +173,6 @@ class PrefixTree:
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Edge(None, 0, 0, array("i"), (), namespace=namespace)
-            self.nbytes += self.edge_bytes + 2 * NAMESPACE_BYTES
         return root
 
     def drop_root(self, root: Edge) -> None:
@@ -159,7 +180,6 @@ class PrefixTree:
         assert not root.children
         assert not root.anchors
         del self.roots[root.namespace]
-        self.nbytes -= self.edge_bytes + 2 * NAMESPACE_BYTES
 
     def find(self, namespace: int, data: bytes) -> Match:
         """How far `data` follows a known path of a namespace. Pure; O(matched tokens + branches)."""
@@ -289,7 +309,7 @@ class PrefixTree:
         if edge.parent is not None and not edge.children:
             edge.text.frombytes(data[4 * self.lookahead :])
             edge.end += more
-            self._count(more)
+            self.tokens += more
             return Match(edge, edge.end)
         child = self._new(edge, position, array("i", data))
         edge.children[self.key(child.text)] = child
@@ -304,7 +324,6 @@ class PrefixTree:
         upper = self._new(parent, edge.start, edge.text[: cut + self.lookahead])
         parent.children[self.key(edge.text)] = upper
         del edge.text[:cut]
-        self.nbytes -= self.token_bytes * cut
         upper.children[self.key(edge.text)] = edge
         edge.parent, edge.start = upper, position
 
@@ -316,12 +335,9 @@ class PrefixTree:
         edge.trim = edge.trim if edge.computed > edge.resident else None
 
         self._split_checkpoints(upper, edge, position)
-        upper.lost = [lost for lost in edge.lost if lost.position <= position]
-        edge.lost = [lost for lost in edge.lost if lost.position > position]
-        upper.pins = [pin for pin in edge.pins if pin.position <= position]
-        edge.pins = [pin for pin in edge.pins if pin.position > position]
-        upper.anchors = [anchor for anchor in edge.anchors if anchor.position <= position]
-        edge.anchors = [anchor for anchor in edge.anchors if anchor.position > position]
+        upper.lost, edge.lost = _divide(edge.lost, position)
+        upper.pins, edge.pins = _divide(edge.pins, position)
+        upper.anchors, edge.anchors = _divide(edge.anchors, position)
         for pin in upper.pins:
             pin.edge = upper
         for anchor in upper.anchors:
@@ -339,16 +355,16 @@ class PrefixTree:
         assert not edge.children
         if keep == edge.start and edge.parent is not None:
             del edge.parent.children[self.key(edge.text)]
-            self.nbytes -= self.edge_bytes + self.token_bytes * self.lookahead
-        self._count(keep - edge.end)
+            self.edge_count -= 1
+        self.tokens -= edge.end - keep
         del edge.text[keep - edge.start + self.lookahead :]
         edge.end = keep
         edge.computed = min(edge.computed, keep)
         if edge.computed == edge.resident:
             edge.trim = None
-        self.nbytes -= LOST_BYTES * len(edge.lost)
+        self.losses -= len(edge.lost)
         edge.lost = [lost for lost in edge.lost if lost.position <= keep]
-        self.nbytes += LOST_BYTES * len(edge.lost)
+        self.losses += len(edge.lost)
         return keep == edge.start
 
     def remember(self, edge: Edge, lost: LostCheckpoint) -> None:
@@ -356,25 +372,20 @@ class PrefixTree:
         self.forget_lost(edge, lost.position)
         edge.lost.append(lost)
         edge.lost.sort(key=lambda one: one.position)
-        self.nbytes += LOST_BYTES
+        self.losses += 1
 
     def forget_lost(self, edge: Edge, position: int) -> LostCheckpoint | None:
         """What `edge` remembers of a checkpoint that went from `position`, which it forgets."""
         found = next((lost for lost in edge.lost if lost.position == position), None)
         if found is not None:
             edge.lost.remove(found)
-            self.nbytes -= LOST_BYTES
+            self.losses -= 1
         return found
-
-    def _count(self, tokens: int) -> None:
-        """So many more tokens are known (fewer, if negative)."""
-        self.tokens += tokens
-        self.nbytes += self.token_bytes * tokens
 
     def _new(self, parent: Edge, start: int, text: array[int]) -> Edge:
         runs = tuple(array("i") for _ in self.tables)
         edge = Edge(parent, start, start + len(text) - self.lookahead, text, runs)
-        self.nbytes += self.edge_bytes + self.token_bytes * len(text)
+        self.edge_count += 1
         if self.floats:
             edge.add_checkpoint(Checkpoint(start, PATH, (), edge))
         return edge
@@ -403,8 +414,7 @@ class PrefixTree:
             upper.marks[0], lower.marks[0] = upper.resident, lower.resident
             over.position, under.position = upper.resident, lower.resident
             return
-        upper.checkpoints = [one for one in lower.checkpoints if one.position <= position]
-        lower.checkpoints = [one for one in lower.checkpoints if one.position > position]
+        upper.checkpoints, lower.checkpoints = _divide(lower.checkpoints, position)
         for edge in (upper, lower):
             edge.marks = [one.position for one in edge.checkpoints]
         for checkpoint in upper.checkpoints:

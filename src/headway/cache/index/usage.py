@@ -94,10 +94,9 @@ class Usage:
             first = at.edge.checkpoints[0]
             self.reuse.wanted(PATH, self.ticks - first.used if first.uses == 0 else None)
             for edge in at.edge.path():
-                if edge.start < position:
-                    one = edge.checkpoints[0]
-                    one.hits += 1
-                    one.used, one.age = self.ticks, clock
+                one = edge.checkpoints[0]
+                one.hits += 1
+                one.used, one.age = self.ticks, clock
             return
         if checkpoint.hits == 0:
             count(self.counters.reused, checkpoint.kind)

@@ -342,6 +342,17 @@ class Committer(Parts):
         self.grant_wishes(record, leases.known.item(row), Outcome.NOT_STORED)
         self.set_due(row, 0, record)
 
+    def kept_twice(self, row: int) -> int:
+        """Blocks that the path of a lease keeps for the sake of another table, where the lease has its own copy."""
+        record = self.leases.record(row)
+        if record.anchor is None or not record.anchor.held:
+            return 0
+        held, edge = record.anchor.held, record.place(record.anchor.held).edge
+        inside = [(i, t, held // t.span) for i, t in enumerate(self.geometry.prefix_tables) if held % t.span]
+        ids = [self.index.tree.path_ids(edge, i, block, block + 1).item() for i, _, block in inside]
+        rows = [self.leases.blocks[table.index].item(row, block) for _, table, block in inside]
+        return sum(one != other for one, other in zip(ids, rows, strict=True))
+
     def sequence(self, row: int) -> bytes:
         """All tokens of a lease's sequence that are told so far, as bytes of int32."""
         leases, record = self.leases, self.leases.record(row)
