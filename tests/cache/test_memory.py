@@ -7,12 +7,14 @@ import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
 from headway.cache import (
+    CacheConfig,
     Candidate,
     CheckpointRemoved,
     ChunkedLocal,
     Event,
     EvictionPolicy,
     FullAttention,
+    PrefixCache,
     Prompt,
     Recurrent,
     ResidentShrunk,
@@ -264,3 +266,15 @@ def test_a_lookup_of_what_is_gone_does_not_bring_it_back() -> None:
     for _ in range(3):
         engine.cache.lookup(Prompt(tokens((1, 40))))
     assert engine.cache.stats() == before
+
+
+def test_many_short_prompts_fill_the_pool_before_anything_goes() -> None:
+    """By default what is kept does not go for the sake of this process's memory: a branch and a state per block fit."""
+    cache = PrefixCache(CacheConfig([FullAttention("full", 64), Recurrent("state", 1024)], 8000, block_tokens=16))
+    for i in range(2000):
+        lease = cache.lease(Prompt([*range(100 * i, 100 * i + 16)]))
+        while lease.computed < 16:
+            cache.commit(cache.extend([lease.row], [lease.next_stop - lease.computed]), sampled=[1])
+        cache.finish([lease.row])
+    assert cache.counters.evicted == {}
+    assert cache.lookup(Prompt([*range(16)])).tokens == 15

@@ -153,3 +153,21 @@ def test_threads_may_take_turns() -> None:
         thread.start()
         thread.join()
     assert [engine.hit(tokens((stream, 20))) for stream in range(1, 4)] == [19] * 3
+
+
+@pytest.mark.parametrize("call", ["lookup", "explain", "path", "lease", "forget", "unpin"])
+def test_what_is_no_prompt_is_refused_by_name(call: str) -> None:
+    with pytest.raises(LeaseError, match="give a Prompt, such as"):
+        getattr(Engine.of(ATTENTION).cache, call)([1, 2, 3])
+
+
+def test_a_salt_is_no_namespace_and_nothing_is_no_listener() -> None:
+    cache = Engine.of(ATTENTION).cache
+    with pytest.raises(LeaseError, match="the id that"):
+        cache.forget_namespace("salt")  # type: ignore[arg-type]
+    with pytest.raises(LeaseError, match="cannot be called"):
+        cache.subscribe(None)  # type: ignore[arg-type]
+    with pytest.raises(LeaseError, match="media must be Media"):
+        cache.symbols([7, 7], [(0, 1, "a")])  # type: ignore[list-item]
+    with pytest.raises(LeaseError, match="pin is True"):
+        Prompt([1, 2, 3], pin=True)

@@ -196,7 +196,7 @@ def evict(checkpoints: int) -> Work:
     for _ in range(checkpoints):
         _serve(cache, random.integers(0, _VOCABULARY, 16, dtype=np.int32))
     row = [cache.lease(Prompt(_prompt(16 * min(1000, config.blocks - 1), 7), no_store=True)).row]
-    cache.commit(cache.extend(row, 16 * (cache.free_blocks - 1)))
+    cache.commit(cache.extend(row, 16 * (cache.free_blocks - 1)))  # what is left is free for a state
     steps: list[Step] = []
 
     def commit() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headway.cache.index.reclaim import Retention
-from headway.cache.index.tree import token_bytes
+from headway.cache.index.tree import CHECKPOINT_BYTES, EDGE_BYTES, token_bytes
 from headway.cache.policy.eviction import EvictionPolicy, eviction_policy
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.shape.checks import MOST_BLOCKS, check_float, check_whole
@@ -41,8 +41,9 @@ class CacheConfig:
             traffic parts. What is kept or running is known in any case; of what went the oldest is forgotten first.
             None: four times what the pool can hold.
         index_bytes: Memory of this process for all that is known and kept: tokens, branches, checkpoints, pins. Beyond
-            it what went is forgotten first, then what is kept goes; what is running stays. None: room for the tokens
-            of four full pools, and 16 MiB.
+            it what went is forgotten first, then what is kept goes; what is running stays. None: what went is
+            forgotten beyond the tokens of four full pools and 16 MiB, and what is kept has room for a branch and a
+            checkpoint in every block besides.
         steps_in_flight: Steps that a lease may have under way at once: 1, or 2 to plan a step before the one before it
             is committed.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
@@ -104,5 +105,6 @@ class CacheConfig:
         tables = self.geometry().prefix_tables
         full = self.blocks * max((table.span for table in tables), default=1024)
         tokens = 4 * full + 65536 if self.history_tokens is None else self.history_tokens
-        size = 4 * token_bytes(tables) * full + 16 * 2**20 if self.index_bytes is None else self.index_bytes
-        return Retention(eviction_policy(self.eviction), self.cost, clock, self.pin_share, tokens, size)
+        known, kept = 4 * token_bytes(tables) * full + 16 * 2**20, self.blocks * (EDGE_BYTES + CHECKPOINT_BYTES)
+        sizes = (known, known + kept) if self.index_bytes is None else (self.index_bytes, self.index_bytes)
+        return Retention(eviction_policy(self.eviction), self.cost, clock, self.pin_share, tokens, *sizes)

@@ -154,7 +154,7 @@ class PrefixCache(Guarded):
         self._pool = BlockPool(config.blocks)
         self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight)
         keep = config.retention(self._clock)
-        self._most_index_bytes = keep.most_bytes
+        self._most_index_bytes = keep.hard_bytes
         self._index = PrefixIndex(self.geometry, self._pool, keep)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
@@ -209,6 +209,8 @@ class PrefixCache(Guarded):
         return self._lookup(prompt)
 
     def _lookup(self, prompt: Prompt) -> Hit:
+        if not isinstance(prompt, Prompt):
+            raise LeaseError(f"give a Prompt, such as Prompt([1, 2, 3]), not {type(prompt).__name__}")
         if prompt.owner is not None and prompt.owner is not self._symbols.owner:
             raise LeaseError("the prompt has symbols of another cache: ask this one for its `symbols`")
         at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.data)
@@ -412,6 +414,8 @@ class PrefixCache(Guarded):
     @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
         """Forget all that is known in a namespace. Running leases go on and publish nothing more."""
+        if not isinstance(namespace, int):
+            raise LeaseError(f"give the id that `namespace(...)` returns, not {namespace!r}")
         root = self._index.tree.roots.get(namespace)
         leases = self._leases
         rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == namespace]
@@ -501,6 +505,8 @@ class PrefixCache(Guarded):
         Returns:
             The function that ends it.
         """
+        if not callable(listener):
+            raise LeaseError(f"a listener is called with every event, and {listener!r} cannot be called")
         self._watched = True
         return self._index.residency.listeners.add(listener)
 
@@ -552,7 +558,7 @@ class PrefixCache(Guarded):
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ConfigError(f"the cache holds an object that cannot be written: {error}") from error
         _Reader(io.BytesIO(body)).load()  # what is written can be read
-        return _SAVED + body
+        return _SAVED + hashlib.sha256(body).digest() + body
 
     @staticmethod
     def load(data: bytes, *, clock: Callable[[], float] = time.monotonic) -> PrefixCache:
@@ -564,15 +570,14 @@ class PrefixCache(Guarded):
         Raises:
             ConfigError: Not what `save` of this release writes.
         """
-        if not data.startswith(_SAVED):
+        given: object = data
+        if not isinstance(given, bytes) or not given.startswith(_SAVED):
             raise ConfigError(f"these bytes were not saved by this release of the prefix cache ({_SAVED!r} is missing)")
+        digest, body = data[len(_SAVED) : len(_SAVED) + 32], data[len(_SAVED) + 32 :]
+        if hashlib.sha256(body).digest() != digest:
+            raise ConfigError("these bytes of a prefix cache are damaged or cut: they are not what was saved")
         cache = PrefixCache.__new__(PrefixCache)
-        try:
-            cache.__setstate__(_Reader(io.BytesIO(data[len(_SAVED) :])).load())
-        except ConfigError:
-            raise
-        except Exception as error:  # whatever damaged bytes lead to
-            raise ConfigError(f"these bytes of a prefix cache are damaged or cut: {error!r}") from error
+        cache.__setstate__(_Reader(io.BytesIO(body)).load())
         cache._clock.restart(clock)
         return cache
 

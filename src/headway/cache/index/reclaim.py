@@ -42,7 +42,8 @@ class Retention:
         clock: Seconds.
         pin_share: Largest share of the pool that pins may protect.
         most_tokens: Tokens beyond which the oldest of what went is forgotten.
-        most_bytes: Bytes of what is known beyond which that is forgotten, and then what is kept goes.
+        most_bytes: Bytes of what is known beyond which the same is forgotten.
+        hard_bytes: Bytes beyond which even what is kept goes.
     """
 
     policy: EvictionPolicy
@@ -51,6 +52,7 @@ class Retention:
     pin_share: float
     most_tokens: int
     most_bytes: int
+    hard_bytes: int
 
 
 class Reclaimer:
@@ -197,10 +199,10 @@ class Reclaimer:
 
     def keep_limits(self) -> None:
         """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
-        while self._tree.tokens > self._keep.most_tokens and self._history:
+        tree, keep, before = self._tree, self._keep, self._pool.free
+        while self._history and (tree.tokens > keep.most_tokens or tree.nbytes > keep.most_bytes):
             self._forget_oldest()
-        before = self._pool.free
-        while self._tree.nbytes > self._keep.most_bytes:
+        while tree.nbytes > keep.hard_bytes:
             if self._history:
                 self._forget_oldest()
             elif (victim := self.queue.pop()) is not None:

@@ -43,6 +43,7 @@ from headway.cache.shape.geometry import TableGeometry
 
 __all__ = [
     "CHECKPOINT_BYTES",
+    "EDGE_BYTES",
     "LOST_BYTES",
     "NAMESPACE_BYTES",
     "PIN_BYTES",

@@ -127,7 +127,7 @@ def check_natural(name: str, value: object) -> None:
     Raises:
         LeaseError: Names it.
     """
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise LeaseError(f"{name} is {value!r}, it must be a whole number and not negative")
 
 

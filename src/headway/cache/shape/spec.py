@@ -147,7 +147,7 @@ class ParallelLayout:
         _require(
             self.tp % self.dcp == 0,
             f"layout: tp={self.tp} is not divisible by dcp={self.dcp}; decode context parallelism reuses the "
-            f"tensor-parallel ranks, so choose dcp among the divisors of tp",
+            f"tensor-parallel ranks, so choose dcp among the divisors of tp, or a tp such as {self.dcp}",
         )
 
     @property
@@ -195,7 +195,7 @@ def check_names(groups: Sequence[LayerSpec]) -> None:
     given: object = groups
     _require(
         isinstance(given, Sequence) and len(given) > 0,
-        "no cache groups: give at least one FullAttention, SlidingWindow, ChunkedLocal or Recurrent",
+        "no cache groups: give at least one FullAttention, SlidingWindow, ChunkedLocal or Recurrent, in a list",
     )
     for group in groups:
         _require(

@@ -120,7 +120,10 @@ class SymbolTable:
         if not media:
             return Symbols(data, None)
         symbols, end = ids.copy(), 0
-        for item in sorted(media, key=lambda medium: medium.start):
+        for item in sorted(media, key=lambda medium: getattr(medium, "start", 0)):
+            given: object = item
+            if not isinstance(given, Media) or not type(item.start) is type(item.length) is int:
+                raise LeaseError(f"media must be Media(start, length, content) with whole numbers, not {item!r}")
             stop = item.start + item.length
             if item.start < 0 or item.length < 1 or stop > len(symbols):
                 raise LeaseError(f"media at [{item.start}, {stop}) lies outside {len(symbols)} tokens")

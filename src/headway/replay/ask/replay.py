@@ -77,6 +77,7 @@ def replay(
     run = record_of(result, config, sized, requests)
     if html is not None:
         write_report(compare([run]), html)
+        Console(stderr=True).print(f"the report is in {html}", highlight=False)
     if as_json:
         typer.echo(json.dumps(with_facts(run), indent=2))
     else:
