@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
-from headway.cache import Lease, Prompt, SlidingWindow
+from headway.cache import CacheConfig, FullAttention, Lease, PrefixCache, Prompt, SlidingWindow
 
 
 def own(engine: Engine, text: np.ndarray) -> Lease:
@@ -100,3 +100,15 @@ def test_a_reset_leaves_it_all_that_it_uses() -> None:
     assert engine.cache.tables[0][lease.row][:7].tolist() == held
     engine.cache.finish([lease.row])
     assert engine.cache.free_blocks == 100
+
+
+def test_the_last_step_of_a_prompt_makes_it_resident_again() -> None:
+    """With a lookahead the last prompt token adds no entry. What pressure took from the path meanwhile comes back."""
+    draft = FullAttention("draft", 64, lookahead=1)
+    cache = PrefixCache(CacheConfig([draft], 24, block_tokens=1, check=True))
+    first = cache.lease(Prompt(list(range(10))), own_blocks=True)
+    cache.commit(cache.extend([first.row], [9]))
+    assert cache.lookup(Prompt([*range(9), 50])).tokens == 8
+    cache._index.reclaim._trim_busy_paths()
+    cache.commit(cache.extend([first.row], [1]), sampled=[7])
+    assert cache.lookup(Prompt([*range(10), 50])).tokens == 9

@@ -144,7 +144,7 @@ class Committer(Parts):
         """Make known and publish what a step of one lease completed."""
         anchor, plan = record.anchor, record.plan
         assert anchor is not None
-        known = start < anchor.position
+        known = start < max(len(record.prompt.tokens), anchor.position)
         if full or (plan and anchor.position < computed and plan[0].position <= computed):
             self.flush(row, record)
         if known:
