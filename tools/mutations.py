@@ -45,22 +45,22 @@ _TREE = (
     Mutation(
         "split: the upper half forgets its pins",
         "index/tree.py",
-        "upper.pins = [pin for pin in edge.pins if pin.position <= position]",
-        "upper.pins = [pin for pin in edge.pins if pin.position < position]",
+        "upper.pins, edge.pins = _divide(edge.pins, position)",
+        "upper.pins, edge.pins = _divide(edge.pins, position - 1)",
         (WISHES, MACHINE),
     ),
     Mutation(
         "split: the upper half forgets lost checkpoints",
         "index/tree.py",
-        "upper.lost = [lost for lost in edge.lost if lost.position <= position]",
-        "upper.lost = []",
+        "upper.lost, edge.lost = _divide(edge.lost, position)",
+        "upper.lost, edge.lost = [], _divide(edge.lost, position)[1]",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
         "split: the lower half forgets lost checkpoints",
         "index/tree.py",
-        "edge.lost = [lost for lost in edge.lost if lost.position > position]",
-        "edge.lost = []",
+        "upper.lost, edge.lost = _divide(edge.lost, position)",
+        "upper.lost, edge.lost = _divide(edge.lost, position)[0], []",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -202,7 +202,7 @@ _MEMORY = (
     Mutation(
         "known: what is kept takes more bytes than it may",
         "index/reclaim.py",
-        "while self._tree.nbytes > self._keep.most_bytes:",
+        "while tree.nbytes > keep.hard_bytes:",
         "while False:",
         (LOOKING,),
     ),
@@ -470,8 +470,8 @@ _POLICY = (
     Mutation(
         "placement: intervals off the grid",
         "policy/placement.py",
-        "while (place := self.floor(multiple * self.interval)) <= position:",
-        "while (place := multiple * self.interval) <= position:",
+        "return self.floor(-(-beyond // self.interval) * self.interval)",
+        "return -(-beyond // self.interval) * self.interval",
         (PLACEMENT,),
     ),
     Mutation(
