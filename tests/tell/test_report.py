@@ -255,7 +255,7 @@ def test_the_command_joins_results(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_how_it_was_made_is_told_alike() -> None:
-    clock = {"timing": {"gpu": "h200", "speed": "x20", "at once": 64, "tokens a step": 8192}}
+    clock = {"timing": {"gpu": "h200", "speed": "x20", "at once": 64, "tokens per step": 8192}}
     for made, words in (
         (run(), "Requests end before the next begins."),
         (run(policy=clock, latency=latency(0.2)), "Arrivals are at 20 x the recorded rate, at most 64 requests run"),

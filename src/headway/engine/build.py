@@ -247,5 +247,5 @@ def _make_room(
     )
     made = executor.prepare(cache.geometry, room)
     planned = capacity(cache.config.blocks, cache.geometry).bytes
-    assert all(each.bytes == planned for each in made), f"planned {planned} bytes a rank, made {made}"
+    assert all(each.bytes == planned for each in made), f"planned {planned} bytes per rank, made {made}"
     return made[0].drafter

@@ -112,7 +112,7 @@ def latency(found: Latency) -> Table:
 
 def runs(found: Comparison, *, brief: bool = False) -> Table:
     """Runs side by side, the best of them bold; `brief` leaves out what a terminal has no room for."""
-    times = ("first token: half", "95%", "answer tokens a second") if found.timed else ()
+    times = ("first token: half", "95%", "answer tokens per second") if found.timed else ()
     rates = ["tokens reused", "requests hit", "compute saved", "knowing the future", "endless memory"]
     rows = []
     for run, facts, label in zip(found.runs, found.facts, found.labels, strict=True):

@@ -45,7 +45,7 @@ def show(run: RunRecord, console: Console) -> None:
         console.print(_memory(run, facts))
     if result.over_time:
         console.print(_over_time(run))
-    speed = f"{result.requests_per_second:,.0f} requests a second of processor time"
+    speed = f"{result.requests_per_second:,.0f} requests per second of processor time"
     for note in (*on_making(run), f"The replay itself went through {speed}; that says nothing about the model."):
         console.print(f"[dim]- {escape(note)}[/]")
 

@@ -203,7 +203,7 @@ def test_the_command_with_a_clock(
         main(arguments)
     out, err = capsys.readouterr()
     assert ended.value.code == 0, err
-    for said in ("first token: half", "answer tokens a second", "times are estimates"):
+    for said in ("first token: half", "answer tokens per second", "times are estimates"):
         assert said in " ".join(out.split())
     assert "2 runs: 2 new, 0 reused" in " ".join(err.split())
     assert "How long requests wait (estimates)" in (tmp_path / "report.html").read_text()

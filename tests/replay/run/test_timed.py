@@ -16,7 +16,7 @@ from headway.tell.latency import Percentiles, Wait
 
 HYBRID: list[LayerSpec] = [FullAttention("attention", 1000), Recurrent("state", 200_000)]
 SLOW = Roofline(ComputeCost(1.0, 0.0), 1000.0, 1e30, 1.0, 1.0, 0.0, 0.0)
-"""A thousand tokens a second, whatever they are."""
+"""A thousand tokens per second, whatever they are."""
 
 
 def seconds(roofline: Roofline, *rows: tuple[int, int]) -> float:

@@ -63,6 +63,6 @@ def _policy(config: ReplayConfig) -> dict[str, Any]:
     if config.timing is not None:
         clock = config.timing
         values["timing"] = {"gpu": clock.roofline.gpu, "speed": f"x{clock.speed:g}"}
-        values["timing"] |= {"at once": clock.max_running, "tokens a step": clock.step_tokens}
+        values["timing"] |= {"at once": clock.max_running, "tokens per step": clock.step_tokens}
     plain = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values.items()}
     return {name: v if isinstance(v, str | int | float | list | dict | None) else str(v) for name, v in plain.items()}
