@@ -400,3 +400,39 @@ def test_long_prompts_part_exactly_where_they_differ(parting: int) -> None:
     hit = engine.cache.lookup(Prompt(other))
     assert hit.matched == parting
     assert hit.tokens == parting
+
+
+@pytest.mark.parametrize("tail", [(), (STATE,), (SlidingWindow("window", 8, window=6),), (DRAFT, STATE)])
+def test_where_a_prompt_could_resume_if_it_waited_for_a_running_one(tail: tuple[Any, ...]) -> None:
+    """They part at 20; the running one plans the end of its prompt, and takes the junction if it is asked to."""
+    engine = Engine.of(ATTENTION, *tail)
+    ahead = engine.cache.geometry.lookahead
+    running, other = engine.start(tokens((1, 30))), Prompt(tokens((1, 20), (100, 30)))
+    hit, same = engine.cache.lookup(other), engine.cache.lookup(Prompt(tokens((1, 30))))
+    assert (hit.tokens, engine.cache.reach(hit, running.row)) == (0, 20 - ahead)
+    assert engine.cache.reach(same, running.row) == 30 - max(1, ahead)
+    engine.step(running, count=5)
+    engine.cache.keep_at(running.row, 20 - ahead)
+    while running.computed < 30:
+        engine.step(running)
+    assert engine.cache.reach(hit, running.row) == 0, "the lease has passed it"
+    assert engine.cache.lookup(other).tokens == 20 - ahead
+    follower = engine.cache.lease(other)
+    assert engine.cache.reach(engine.cache.lookup(Prompt(tokens((7, 30)))), follower.row) == 0
+    elsewhere = Engine.of(ATTENTION)
+    stranger = elsewhere.start(tokens((1, 30)))
+    with pytest.raises(LeaseError, match="another cache"):
+        elsewhere.cache.reach(hit, stranger.row)
+
+
+def test_no_junction_is_asked_for_where_none_would_be_kept() -> None:
+    for placement, options in ((["prompt_end"], {}), (["prompt_end", "junction"], {"no_store": True})):
+        engine = Engine.of(ATTENTION, STATE, placement=placement)
+        running = engine.start(tokens((1, 30)))
+        hit = engine.cache.lookup(Prompt(tokens((1, 29), (100, 30)), **options))
+        assert engine.cache.reach(hit, running.row) == 29, "the end of the running prompt is planned in any case"
+        hit = engine.cache.lookup(Prompt(tokens((1, 20), (100, 30)), **options))
+        assert engine.cache.reach(hit, running.row) == 0
+    engine = Engine.of(ATTENTION, STATE)
+    hidden = engine.start(tokens((1, 30)), no_store=True)
+    assert engine.cache.reach(engine.cache.lookup(Prompt(tokens((1, 30)))), hidden.row) == 0

@@ -42,7 +42,7 @@ from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import Step
-from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
+from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.prompt import Prompt
@@ -218,6 +218,14 @@ class PrefixCache(Guarded):
         matched = self._matched(at.position, prompt)
         return Hit(tokens, matched, kind, prompt, at, checkpoint, self._index, self._index.version)
 
+    def _true_now(self, hit: Hit | None, prompt: Prompt) -> Hit:
+        """`hit`, or a new one if it is not that of `prompt` or the cache has changed since."""
+        if hit is not None and hit.index is not self._index:
+            raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
+        if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
+            return self._lookup(prompt)
+        return hit
+
     @guarded
     def lookup_batch(self, prompts: Iterable[Prompt]) -> list[Hit]:
         """`lookup` for each of `prompts`."""
@@ -261,10 +269,7 @@ class PrefixCache(Guarded):
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
         """
-        if hit is not None and hit.index is not self._index:
-            raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
-        if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
-            hit = self._lookup(prompt)
+        hit = self._true_now(hit, prompt)
         affordable = self._opener.admit(hit)
         explanation = self._explain(hit)
         if not affordable:
@@ -273,6 +278,31 @@ class PrefixCache(Guarded):
         self._waterfall.add(explanation)
         row = self._opener.open(hit, explanation, own_blocks=own_blocks)
         return Lease(self._leases, row)
+
+    @guarded
+    def reach(self, hit: Hit, row: int) -> int:
+        """Where the prompt of `hit` could resume if it waited for a running lease. Changes nothing.
+
+        Returns:
+            The deepest position on the common path of both that the lease is yet to compute, and at which it keeps a
+            checkpoint, or would if it is asked to (`keep_at`); 0 if there is none. What others have computed by then,
+            such as `hit` itself, is not considered.
+
+        Raises:
+            LeaseError: Not a running lease, or another cache's hit.
+        """
+        self._leases.check_row(row, RUNNING, AHEAD)
+        return self._opener.reach(self._true_now(hit, hit.prompt), row)
+
+    @guarded
+    def keep_at(self, row: int, position: int) -> None:
+        """Let a running lease keep a checkpoint at `position`, which `reach` returned, as a junction.
+
+        Raises:
+            LeaseError: Not a running lease.
+        """
+        self._leases.check_row(row, RUNNING, AHEAD)
+        self._opener.keep_at(row, position)
 
     # ---- steps
 

@@ -11,7 +11,7 @@ from headway.option_records import Written, option
 from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule
 from headway.sizes import parse_bytes
 
-__all__ = ["EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
+__all__ = ["DEFAULT_WAIT_TOKENS", "EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
 
 EXECUTORS = ("auto", "local", "processes", "ray")
 """Who computes: this process, one process per rank on this machine, or one Ray actor per rank on any machines."""
@@ -121,6 +121,9 @@ def _kinds(text: str) -> tuple[str, ...]:
     return tuple(kind.strip() for kind in text.split(",") if kind.strip())
 
 
+DEFAULT_WAIT_TOKENS = 256
+"""About what a step takes besides its tokens: to wait for fewer would cost more than to compute them."""
+
 _MODEL, _CACHE, _DRAFTS, _LIMITS = "Model", "Cache", "Speculative decoding", "Batches and limits"
 
 
@@ -185,6 +188,14 @@ class EngineConfig:
     max_batched_tokens: Annotated[int, option(_LIMITS, "Most tokens computed in one step.")] = 2048
     max_running: Annotated[int, option(_LIMITS, "Most requests that run at once.")] = 64
     max_waiting: Annotated[int, option(_LIMITS, "Most requests that wait; more are refused.")] = 1024
+    wait_tokens: Annotated[
+        int,
+        option(
+            _LIMITS,
+            "A request waits where a running one is about to compute at least so many tokens of its prompt that it "
+            "would have to compute as well; 0: never.",
+        ),
+    ] = DEFAULT_WAIT_TOKENS
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     chunked_prefill: bool = True
     max_retries: int = 2
@@ -199,6 +210,7 @@ class EngineConfig:
         for name in ("max_batched_tokens", "max_running", "max_waiting", "block_tokens", "checkpoint_alignment"):
             _at_least(name, getattr(self, name), 1)
         _at_least("max_retries", self.max_retries, 0)
+        _at_least("wait_tokens", self.wait_tokens, 0)
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.memory is not None:

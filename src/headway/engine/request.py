@@ -87,6 +87,7 @@ class RequestResult:
         tokens: The answer's tokens.
         text: The answer.
         cached_tokens: Tokens of the prompt that were not computed because they were cached.
+        waited_tokens: Of these, tokens that another request computed while this one waited for it.
         resumed_from: Kind of checkpoint that it resumed from at first, `path` where none is needed, or "".
         explanation: What the cache said at admission; None if it was never admitted.
         timings: When things happened.
@@ -109,6 +110,7 @@ class RequestResult:
     request: GenerationRequest
     drafted: int = 0
     accepted: int = 0
+    waited_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class RunningRequest:
         seed: Seed of its random numbers.
         lease: Its hold on memory while it runs.
         cached_tokens: Prompt tokens found at first admission, or None before.
+        waited_from: Prompt tokens that were cached when it began to wait for another to compute more, or None.
+        waited_tokens: Tokens that were cached beyond that at first admission.
         resumed_from: Kind of checkpoint that they came from.
         explanation: What the cache said at first admission.
         preemptions: How often it gave way.
@@ -157,7 +161,7 @@ class RunningRequest:
         survival: float32 [most drafts], chance that so many tokens of a draft are accepted, as of earlier steps.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
-        hit: What the cache knows of its prompt, from when it was found to fit until its lease begins.
+        hit: What the cache knows of its prompt, from when it was last looked up until its lease begins.
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
     """
 
@@ -173,6 +177,8 @@ class RunningRequest:
     computed: int = 0
     lease: Lease | None = None
     cached_tokens: int | None = None
+    waited_from: int | None = None
+    waited_tokens: int = 0
     resumed_from: str = ""
     explanation: Explanation | None = None
     preemptions: int = 0
@@ -297,6 +303,7 @@ class RunningRequest:
             request=self.request,
             drafted=self.drafted,
             accepted=self.accepted,
+            waited_tokens=self.waited_tokens,
         )
 
 

@@ -20,8 +20,10 @@ class EngineCounters:
         requests: Requests admitted.
         prompt_tokens: Tokens of their prompts.
         hit_tokens: Of these, tokens that were cached.
-        lost_tokens: Of these, tokens that were not, by the cache's reason. With `hit_tokens` they add up to the
-            prompts.
+        waits: Requests that waited for another to compute tokens that both need.
+        waited_tokens: Of `hit_tokens`, tokens that were cached thanks to that.
+        lost_tokens: Prompt tokens that were not cached, by the cache's reason. With `hit_tokens` they add up to
+            `prompt_tokens`.
         resumed_tokens: Tokens known at resumptions after a preemption or a failed step.
         resumed_hit_tokens: Of these, tokens that were still cached.
         computed_tokens: Tokens computed, all steps together.
@@ -39,6 +41,8 @@ class EngineCounters:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    waits: int = 0
+    waited_tokens: int = 0
     lost_tokens: Counter[str] = field(default_factory=Counter)
     resumed_tokens: int = 0
     resumed_hit_tokens: int = 0
@@ -69,6 +73,8 @@ class EngineCounters:
         self.requests += 1
         self.prompt_tokens += request.prompt_length
         self.hit_tokens += hit_tokens
+        self.waits += request.waited_from is not None
+        self.waited_tokens += request.waited_tokens
         if request.explanation is not None:
             for loss in request.explanation.losses:
                 self.lost_tokens[loss.reason.value] += loss.stop - loss.start

@@ -44,6 +44,7 @@ def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, A
     return {
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.cached_tokens,
+        "waited_tokens": result.waited_tokens,
         "resumed_from": result.resumed_from or None,
         "matched_tokens": 0 if explanation is None else explanation.matched,
         "losses": [

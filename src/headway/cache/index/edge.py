@@ -298,6 +298,12 @@ class Match(NamedTuple):
             edge = edge.parent
         return edge
 
+    def common(self, anchor: Anchor) -> int:
+        """Where this path and the one to `anchor` part, or the shorter of them ends. O(edges)."""
+        edges = set(self.edge.path())
+        shared = next((edge for edge in anchor.edge.path() if edge in edges), None)
+        return min(self.position, anchor.position, shared.end) if shared else 0
+
     def lost(self, low: int, high: int) -> Iterator[LostCheckpoint]:
         """Checkpoints that went from (low, high] of this path, deepest first."""
         for edge in self.edge.path():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 
 from headway.cache.index.explain import Explanation
@@ -16,6 +17,9 @@ from headway.cache.shape.spec import ComputeCost
 from headway.errors import UnservableError
 
 __all__ = ["Opener"]
+
+_NEAR = 16
+"""Tokens that are not worth a checkpoint more where one is planned that far before the place."""
 
 
 @dataclass(eq=False)
@@ -61,6 +65,26 @@ class Opener(Parts):
         )
         admitted = self._admitted(prompt, hit.tokens) if prompt.boundaries else []
         return self.placement.plan(prompt, hit.tokens, at.position if parted else None, admitted)
+
+    def reach(self, hit: Hit, row: int) -> int:
+        """See `PrefixCache.reach`."""
+        record, first = self.leases.record(row), self.leases.planned.item(row)
+        if record.anchor is None or not record.published:
+            return 0
+        last = min(hit.at.common(record.anchor), len(hit.prompt.tokens) - 1)
+        if self.index.floats:
+            return last if last > first else 0
+        planned = max([place.position for place in record.plan if place.position <= last], default=0)
+        wanted = self.placement.floor(last) if self.placement.junctions and not hit.prompt.no_store else 0
+        return wanted if wanted > first and wanted > planned + _NEAR else planned
+
+    def keep_at(self, row: int, position: int) -> None:
+        """See `PrefixCache.keep_at`."""
+        record, leases = self.leases.record(row), self.leases
+        unplanned = all(place.position != position for place in record.plan)
+        if unplanned and record.published and not self.index.floats and position > leases.planned.item(row):
+            insort(record.plan, Place(position, "junction"))
+            self.committer.set_due(row, leases.computed.item(row), record)
 
     def _wishes(self, prompt: Prompt, plan: list[Place]) -> tuple[Wish, ...]:
         """The wishes of a prompt."""

@@ -67,6 +67,7 @@ class Placement:
     Attributes:
         answer_end: Whether a finished request's state is kept.
         breakpoints: Whether positions that the caller marks are.
+        junctions: Whether places where paths part are.
         interval: N of interval:N, or 0.
     """
 
@@ -78,6 +79,7 @@ class Placement:
         self._lookahead = lookahead
         self.answer_end = "answer_end" in self._kinds
         self.breakpoints = "breakpoint" in self._kinds
+        self.junctions = "junction" in self._kinds
         self.interval = min((n for n in map(_interval, kinds) if n), default=0)
 
     def floor(self, position: int) -> int:
@@ -111,7 +113,7 @@ class Placement:
                 place = self.next_interval(place)
         if "prompt_end" in self._kinds:
             wanted[self.floor(last)] = "prompt_end"
-        if "junction" in self._kinds and junction is not None:
+        if self.junctions and junction is not None:
             wanted[self.floor(junction)] = "junction"
         if prompt.breakpoints and self.breakpoints:
             wanted.update((self.floor(min(p, last)), "breakpoint") for p in prompt.breakpoints)

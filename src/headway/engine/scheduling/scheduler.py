@@ -9,6 +9,13 @@ A failed step leaves its requests without a state that could be trusted. They go
 have and run *alone* until they are past the place of the failure, so that a request that fails every time can be told
 from those that were with it: only a failure alone counts against a request.
 
+A request that would compute what a running prefill is about to compute waits behind that one instead, and others pass
+(`_hold`). It waits for a position at which it can resume; where the two part far behind a planned checkpoint, the one
+that runs takes the junction that the other would have taken. Only a prefill that has come at least as far as the
+request's own hit is waited for, so that waiting takes no longer than computing. Whoever waits is let go when the
+position is computed, and when the one it waits for gives way, fails or ends. Rejected: reading in a step what another
+row of the same step writes, which needs rows to be computed in turn, and states exported between them.
+
 With a drafter, a decoding row's step is its pending tokens and a draft (`headway.engine.scheduling.drafts`). An answer
 may then end while its last tokens are still pending. The client has it at once; the request stays one step longer to
 compute them, so that what is kept of the answer is the same as without drafts.
@@ -27,7 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import PrefixCache, Prompt, Step
+from headway.cache import Hit, PrefixCache, Prompt, Step
 from headway.engine.config import EngineConfig
 from headway.engine.errors import RequestFailedError
 from headway.engine.executor import StepWork
@@ -107,7 +114,9 @@ class Scheduler:
 
     def add(self, request: RunningRequest, followers: Sequence[RunningRequest] = ()) -> None:
         """Queue a request. `followers` have the same prompt: they are queued once its prefill can be reused."""
-        self._waiting.add(request, followers)
+        self._queue.push(request)
+        for follower in followers:
+            self._waiting.hold(follower, request, request.prompt_length - 1)
 
     def schedule(self) -> ScheduledStep | None:
         """Choose the next step and take its blocks. Returns None where no request can compute anything now.
@@ -143,6 +152,8 @@ class Scheduler:
                 sampled[i, : told[i]] = answer.tokens[: told[i]]
         self.cache.commit(step, kept, sampled, told)
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
+        for request in scheduled.requests:
+            self._waiting.release(request, request.computed)
         self._finish([request for request in scheduled.requests if self._over(request)])
         return self.take_news()
 
@@ -264,7 +275,9 @@ class Scheduler:
         for request in self.running:
             if request.alone:
                 return request
-        while (head := self._queue.peek()) is not None and head.alone and self._fits(head):
+        while (head := self._queue.peek()) is not None and head.alone and self._has_place(head):
+            if not self._fits(head, self._look_up(head)):
+                return None
             admitted = self._admit()
             if admitted is not None and admitted.alone:
                 return admitted
@@ -278,23 +291,60 @@ class Scheduler:
 
     def _admit_next(self) -> RunningRequest | None:
         """Admit the next request that may run beside others, or None if there is none now."""
-        while (head := self._queue.peek()) is not None and not head.alone and self._fits(head):
+        while (head := self._queue.peek()) is not None and not head.alone and self._has_place(head):
+            hit = self._look_up(head)
+            if self._hold(head, hit):
+                continue
+            if not self._fits(head, hit):
+                return None
             if (admitted := self._admit()) is not None:
                 return admitted
         return None
 
-    def _fits(self, request: RunningRequest) -> bool:
-        """Whether to admit it now: a place is free, and the known tokens of all that run then fit into the pool."""
+    def _has_place(self, request: RunningRequest) -> bool:
+        """Whether a request could be admitted now if its tokens fit."""
         if not self.running:
             return True
         if self._closed_for_admission or len(self.running) >= self._config.max_running:
             return False
-        if request.refused_epoch == self._epoch:
+        return request.refused_epoch != self._epoch
+
+    def _look_up(self, request: RunningRequest) -> Hit:
+        """What the cache knows of a request's prompt, remembered until its lease begins or it is asked again."""
+        request.hit = self.cache.lookup(self._prompt(request))
+        return request.hit
+
+    def _hold(self, request: RunningRequest, hit: Hit) -> bool:
+        """Let the head of the queue wait for a running prefill that is about to compute what it needs, if there is one.
+
+        Returns whether it waits. Who has been running before does not.
+        """
+        leaders = [r for r in self.running if not self._answering(r)] if request.cached_tokens is None else []
+        if not leaders or not self._config.wait_tokens:
             return False
-        hit = self.cache.lookup(self._prompt(request))
+        reached = [
+            (self.cache.reach(hit, leader.lease.row), leader.computed, leader)
+            for leader in leaders
+            if leader.lease is not None and leader.computed >= hit.tokens  # else it is slower than computing here
+        ]
+        position, computed, leader = max(reached, default=(0, 0, request), key=lambda one: one[:2])
+        if position - hit.tokens < self._config.wait_tokens or position <= computed:
+            return False
+        assert leader.lease is not None
+        self.cache.keep_at(leader.lease.row, position)
+        self._queue.pop()
+        self._waiting.hold(request, leader, position)
+        if request.waited_from is None:
+            request.waited_from = hit.tokens
+        return True
+
+    def _fits(self, request: RunningRequest, hit: Hit) -> bool:
+        """Whether the known tokens of all that run fit into the pool beside this request's."""
+        if not self.running:
+            return True
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
         fits = fits_beside(self.cache, held, request.known, hit.tokens)
-        request.hit, request.refused_epoch = (hit, None) if fits else (None, self._epoch)
+        request.refused_epoch = None if fits else self._epoch
         return fits
 
     def _prompt(self, request: RunningRequest) -> Prompt:
@@ -316,6 +366,8 @@ class Scheduler:
             request.survival = self._planner.new_estimate()
         if first:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
+            if request.waited_from is not None:
+                request.waited_tokens = max(0, lease.hit.tokens - request.waited_from)
             request.explanation = lease.explanation
             request.timings.admitted = self._clock()
         self.counters.count_admission(request, first, lease.hit.tokens)
@@ -365,6 +417,7 @@ class Scheduler:
     def _stop_running(self, request: RunningRequest) -> None:
         self.running.remove(request)
         request.lease, request.computed = None, 0
+        self._waiting.release(request)
         self._epoch += 1
 
     def _leave(self, request: RunningRequest) -> None:
@@ -394,7 +447,6 @@ class Scheduler:
             self._planner.learn(request, answer.proposed, answer.accepted, answer.confidence)
         if request.timings.first_token is None:
             request.timings.first_token = self._clock()
-            self._waiting.release(request)
         if request.finish_reason is not None:
             request.timings.finished = self._clock()
             delta = replace(delta, result=request.result())
