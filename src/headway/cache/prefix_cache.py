@@ -412,9 +412,8 @@ class PrefixCache(Guarded):
         known. Running leases go on, with their own memory, and publish nothing more.
         """
         tops = self._index.beginning_with(self._lookup(prompt).at, prompt.data)
-        leases, same = self._leases, self._committer.sequence
-        rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == prompt.namespace]
-        return self._forget(tops, "forgotten", [row for row in rows if same(row).startswith(prompt.data)])
+        rows, told = self._leases.rows_of(prompt.namespace), self._committer.sequence
+        return self._forget(tops, "forgotten", [row for row in rows if told(row).startswith(prompt.data)])
 
     @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
@@ -422,9 +421,8 @@ class PrefixCache(Guarded):
         if not isinstance(namespace, int):
             raise LeaseError(f"give the id that `namespace(...)` returns, not {namespace!r}")
         root = self._index.tree.roots.get(namespace)
-        leases = self._leases
-        rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == namespace]
-        return self._forget(list(root.children.values()) if root else [], "forgotten", rows)
+        tops = list(root.children.values()) if root else []
+        return self._forget(tops, "forgotten", self._leases.rows_of(namespace))
 
     @guarded
     def reset(self) -> ResetReport:
@@ -507,9 +505,7 @@ class PrefixCache(Guarded):
             checkpoints=self._index.tree.checkpoints,
             counters=self.counters.copy(),
             bookkeeping_bytes=fixed + self._symbols.nbytes + index.tree.nbytes,
-            bookkeeping_limit=fixed
-            + self._symbols.limit
-            + max(index.tree.nbytes, index.reclaim.keep.hard_bytes),
+            bookkeeping_limit=fixed + self._symbols.limit + max(index.tree.nbytes, index.reclaim.keep.hard_bytes),
         )
 
     # ---- copies

@@ -26,7 +26,6 @@ class PrefixIndex:
         geometry: Where every token lives.
         floats: The model can resume anywhere: it has no windows, chunks or states.
         pool: The blocks.
-        policy: Ranks what could be evicted.
         tree: The edges.
         residency: Moves resident ends.
         usage: What was used, and what was learned of it.
@@ -39,7 +38,6 @@ class PrefixIndex:
         self.geometry = geometry
         self.floats = not geometry.tail_tables
         self.pool = pool
-        self.policy = keep.policy
         self.tree = PrefixTree(geometry.lookahead, geometry.prefix_tables, pool, floats=self.floats)
         self.residency = Residency(self.tree, pool)
         self.usage = Usage(keep.policy, self.tree)

@@ -202,10 +202,10 @@ class PrefixTree:
 
     def frontier(self, at: Match) -> int:
         """The position up to which the path to `at` is resident."""
-        for edge in at.edge.path():
-            if edge.resident > edge.start:
-                return min(edge.resident, at.position)
-        return 0
+        edge = at.edge
+        while edge.parent is not None and edge.resident == edge.start:  # every commit asks: no generator
+            edge = edge.parent
+        return min(edge.resident, at.position)
 
     def path_ids(self, edge: Edge, table: int, first: int, stop: int) -> Ids:
         """Block ids of the indices [first, stop) of prefix table `table` on the resident path through `edge`.

@@ -365,8 +365,7 @@ class Committer(Parts):
         """Release all that a lease holds and free its row."""
         leases, record = self.leases, self.leases.record(row)
         self._release_sources(record)
-        if record.exports:
-            self._drop_exports(list(record.exports.values()))
+        self._drop_exports(list(record.exports.values()))
         for table in self.geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
             first = leases.owned.item(table.index, row)

@@ -81,7 +81,7 @@ class Opener(Parts):
         """Message boundaries whose checkpoint is expected to be worth its memory."""
         blocks = sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables)
         worth = self.index.usage.reuse.rate("boundary") / max(1, blocks)
-        price = self.index.policy.price
+        price = self.index.reclaim.keep.policy.price
         inner = [p for p in self.placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]
         return [p for p in inner if worth * self.cost.between(0, p) >= price]
 

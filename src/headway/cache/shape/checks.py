@@ -16,7 +16,7 @@ __all__ = ["MOST_BLOCKS", "TokenIds", "check_float", "check_whole", "longs", "po
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids as callers have them: a list, a tuple, an `array.array`, a buffer (`memoryview`), an array of any width."""
-_INT32 = np.dtype(np.int32)
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _smallest = np.minimum.reduce
 _SMALL = 64
 """Numbers up to which lists are compared faster than arrays."""
@@ -67,6 +67,8 @@ def longs(name: str, values: ArrayLike) -> NDArray[np.int64]:
         LeaseError: Anything but whole numbers.
     """
     array = _integers(name, values)
+    if array.dtype is _INT64:
+        return array
     if array.dtype.kind == "u" and array.size and array.max() > 2**62:
         raise LeaseError(f"{name} are too large: {array.max()}")
     return array.astype(np.int64, copy=False)
