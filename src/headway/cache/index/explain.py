@@ -47,6 +47,8 @@ class Reason(Enum):
     TIER_FAILED = "tier_failed"
     """Reserved: a lower tier had them, but the load failed."""
 
+    __hash__ = object.__hash__  # every lease counts its reasons: without the detour over the name
+
 
 class Evicted(NamedTuple):
     """What went: more about a line of `Reason.EVICTED`.

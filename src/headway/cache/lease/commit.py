@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from headway.cache.index.edge import Match, Section
 from headway.cache.index.usage import count
-from headway.cache.lease.step import Ids, Longs, Rows, StateExport, Step
+from headway.cache.lease.step import Rows, StateExport, Step
 from headway.cache.lease.table import AHEAD, BROKEN, FAR, MOST_SAMPLED, STEPPING, Parts, Record
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs
 from headway.cache.shape.checks import tokens as as_tokens
-from headway.cache.shape.geometry import TableKind
+from headway.cache.shape.geometry import Ids, Longs, TableKind
 from headway.errors import LeaseError
 
 __all__ = ["Committer"]
