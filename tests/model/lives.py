@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from tests.model.oracle import Names, Oracle
-from tests.model.shadow import Lane, Shadow
+from tests.model.shadow import Lane, Shadow, first_served
 from tests.model.worlds import World
 
 from headway.cache import Media, PrefixCache, ResidentShrunk, Symbols, TableKind
@@ -136,7 +136,12 @@ class Lives:
         self.tails = any(t.kind is not TableKind.PREFIX for t in self.geometry.tables)
         self.stateful = self.geometry.state_table is not None
         self.oracle = Oracle(
-            self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept, clock=lambda: self.now
+            self.names,
+            self.geometry.lookahead,
+            self.tails,
+            self.world.ghosts_kept,
+            clock=lambda: self.now,
+            first_served=lambda position: first_served(self.geometry, position),
         )
         self.shadow = Shadow(self.geometry, config.blocks, self.names)
         self.listen()

@@ -90,10 +90,12 @@ class Oracle:
         lookahead: Largest lookahead of any group.
         tails: Whether the model has groups that resume only at checkpoints.
         ghosts_kept: Whether nothing computed can have been forgotten (a large enough bound on history).
+        first_served: The first position that a checkpoint serves, by its own.
         clock: The time.
         computed: Keys of what leases that may publish have committed, and how often: an upper bound of what is known.
         surely: Keys of what was committed and must be known, if ghosts are kept.
         checkpoints: Key -> kind, as told by events.
+        served: Key -> keys of the checkpoints behind it that serve it too, because they hold all that it needs.
         resident: Keys of what is resident, as told by events.
         evicted: Key -> the checkpoint that was evicted there last, where none was taken again.
         trimmed: Keys of what was resident, was evicted, and is not resident again.
@@ -106,9 +108,11 @@ class Oracle:
     tails: bool
     ghosts_kept: bool
     clock: Callable[[], float] = lambda: 0.0
+    first_served: Callable[[int], int] = lambda position: position
     computed: dict[int, int] = field(default_factory=dict)
     surely: set[int] = field(default_factory=set)
     checkpoints: dict[int, str] = field(default_factory=dict)
+    served: dict[int, set[int]] = field(default_factory=dict)
     resident: set[int] = field(default_factory=set)
     evicted: dict[int, Gone] = field(default_factory=dict)
     trimmed: dict[int, Gone] = field(default_factory=dict)
@@ -127,12 +131,19 @@ class Oracle:
     def _on_CheckpointStored(self, event: Any, path: list[int]) -> None:  # noqa: N802
         assert path[-1] in self.computed, f"a checkpoint at {event.position} that nobody computed and published"
         assert path[-1] not in self.checkpoints, "a second checkpoint at one position"
+        right = self.first_served(event.position)
+        assert event.first == right, f"the checkpoint at {event.position} serves from {right} on, told is {event.first}"
         self.checkpoints[path[-1]] = event.kind
         self.evicted.pop(path[-1], None)
+        for key in path[event.first + self.lookahead : -1]:
+            self.served.setdefault(key, set()).add(path[-1])
 
     def _on_CheckpointRemoved(self, event: Any, path: list[int]) -> None:  # noqa: N802
         assert self.checkpoints.get(path[-1]) == event.kind, "a removed checkpoint that was not stored"
         del self.checkpoints[path[-1]]
+        for key in path:
+            if key in self.served:
+                self.served[key].discard(path[-1])
         if event.cause == "evicted":
             self.evictions.append(("checkpoint", path[-1]))
             self.evicted[path[-1]] = self._gone(path[-1], event.kind)
@@ -225,7 +236,8 @@ class Oracle:
         limit = min(length - 1, length - self.lookahead)
         if not self.tails:
             return max(0, min(limit, self.resident_to(path)))
-        return max((p for p in range(1, limit + 1) if path[p + self.lookahead] in self.checkpoints), default=0)
+        keys = {p: path[p + self.lookahead] for p in range(1, limit + 1)}
+        return max((p for p, key in keys.items() if key in self.checkpoints or self.served.get(key)), default=0)
 
     def resident_to(self, path: Sequence[int]) -> int:
         """Entries of a path that are resident."""
@@ -250,8 +262,9 @@ class Oracle:
             kept = [one for one in part.checkpoints if one.position <= part.stop]
             assert {one.position: one.kind for one in kept} == known
             for one in (*kept, *(lost for lost in part.lost if lost.position <= part.stop)):
-                most = self.wanted[inside[one.position]]
-                assert one.uses <= most, f"{one}, but {most} requests went on behind it"
+                first = self.first_served(one.position)
+                most = self.wanted[keys[first]]
+                assert one.uses <= most, f"{one}, but {most} requests went on behind {first}"
             for lost in part.lost:
                 assert lost.position > part.stop or inside[lost.position] in self.evicted, f"{lost} did not go"
 

@@ -6,6 +6,8 @@ each says it. Moving these records when an edge is split, cut or grown is `tree`
 
 A checkpoint at position p holds, for every window, chunk and state at once, the blocks that let a request resume
 exactly there. It is taken and dropped as one, so a lookup never has to reconcile what different kinds of layers kept.
+Without states it serves positions before its own as well, back to `first`: as far as it holds all that each of them
+needs. Such a position can lie on another edge, before a place where paths part; `Edge.reach` says where to look.
 A model that has none of these can resume anywhere: each of its edges has one checkpoint without blocks, which *floats*:
 it lies where the resident part ends and serves every position of that part.
 """
@@ -22,11 +24,16 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.cache.policy.reuse import PATH
-from headway.cache.shape.geometry import Ids
+from headway.cache.shape.geometry import Ids, TableGeometry
 
 __all__ = ["Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
 
 _position = attrgetter("position")
+
+FAR = 2**62
+"""A position behind all others."""
+_FEW = 64
+"""Children of an edge, or fewer, that are all looked at when one of them changes."""
 
 
 class Section(NamedTuple):
@@ -42,6 +49,16 @@ class Section(NamedTuple):
     ids: Ids
     whole: bool = False
 
+    def part(self, table: TableGeometry, position: int) -> Section:
+        """Of these blocks of `table` those that resuming at `position` needs; of a state all of them."""
+        if self.whole:
+            return self
+        span, first = table.span, table.first_needed(position)
+        if first == position:
+            return Section(position // span, self.ids[:0])
+        low = max(self.first, first // span)
+        return Section(low, self.ids[low - self.first : -(-position // span) - self.first])
+
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
@@ -52,6 +69,7 @@ class Checkpoint:
         kind: Kind of placement that took it ("prompt_end", "junction", ...), or "path" where it floats.
         sections: One per tail table, in the order of `CacheGeometry.tail_tables`, with one reference on each block.
         edge: The edge that it lies on.
+        first: The first position that it serves: its own in models with states; of no meaning where it floats.
         born: Tick of its birth.
         hits: Leases that resumed from it.
         missed: Leases that would have, had it (or one at its place before) not gone.
@@ -67,6 +85,7 @@ class Checkpoint:
     kind: str
     sections: tuple[Section, ...]
     edge: Edge
+    first: int = 0
     born: int = 0
     hits: int = 0
     missed: int = 0
@@ -167,6 +186,7 @@ class Edge:
         busy: Leases that end on it, and children that are busy.
         resident_children: Children that have anything resident.
         trim: When what lies behind the resident end went, in models without checkpoints.
+        reach: No checkpoint on it or behind it serves a position before its own and before this one.
     """
 
     parent: Edge | None
@@ -185,6 +205,7 @@ class Edge:
     busy: int = 0
     resident_children: int = 0
     trim: Trim | None = None
+    reach: int = FAR
 
     def __post_init__(self) -> None:
         """Nothing of it is resident or computed yet."""
@@ -268,6 +289,40 @@ class Edge:
             edge = edge.parent
         return 0, None
 
+    def serving(self, position: int) -> Checkpoint | None:
+        """A checkpoint behind `position`, which lies on this edge, that serves it: here, or where it goes on; or None.
+
+        O(edges and checkpoints behind it that may serve it).
+        """
+        todo = [self]
+        while todo:
+            edge = todo.pop()
+            if edge.reach <= position:
+                for one in edge.checkpoints[bisect_right(edge.checkpoints, position, key=_position) :]:
+                    if one.first <= position:
+                        return one
+                if edge.resident_children:
+                    todo.extend(edge.children.values())
+        return None
+
+    def note_reach(self, first: int) -> None:
+        """A checkpoint on this edge serves positions from `first` on."""
+        edge: Edge | None = self
+        while edge is not None and first < edge.reach:
+            edge.reach = first
+            edge = edge.parent
+
+    def review_reach(self, first: int) -> None:
+        """No checkpoint on this edge that serves `first` does so any more, or not more than the others do.
+
+        Where many paths part nobody looks at all of them: what is said of it is true as it is.
+        """
+        edge: Edge | None = self
+        while edge is not None and edge.reach >= first and len(edge.children) <= _FEW:
+            found = [one.first for one in edge.checkpoints if one.first < one.position]
+            edge.reach = min([*found, *(child.reach for child in edge.children.values())], default=FAR)
+            edge = edge.parent
+
     def checkpoint_at(self, position: int) -> Checkpoint | None:
         """The checkpoint on this edge that serves `position`, or None."""
         if self.checkpoints and self.checkpoints[0].floats:
@@ -276,13 +331,22 @@ class Edge:
         found = self.checkpoints[index] if index < len(self.checkpoints) else None
         return found if found is not None and found.position == position else None
 
+    def next_checkpoint(self, position: int) -> Checkpoint | None:
+        """The first checkpoint on this edge behind `position`, or None."""
+        index = bisect_right(self.checkpoints, position, key=_position)
+        return self.checkpoints[index] if index < len(self.checkpoints) else None
+
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Insert a checkpoint; no other lies at its position."""
         insort(self.checkpoints, checkpoint, key=_position)
+        if checkpoint.first < checkpoint.position:
+            self.note_reach(checkpoint.first)
 
     def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint out."""
         del self.checkpoints[bisect_left(self.checkpoints, checkpoint.position, key=_position)]
+        if checkpoint.first < checkpoint.position:
+            self.review_reach(checkpoint.first)
 
     @property
     def last_checkpoint(self) -> int:

@@ -44,9 +44,11 @@ class CheckpointStored(_Change):
 
     Attributes:
         kind: Kind of placement.
+        first: One that shares less of `prefix` can as well, from this position on.
     """
 
     kind: str
+    first: int
 
 
 @dataclass(frozen=True)

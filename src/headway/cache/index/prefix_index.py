@@ -51,7 +51,23 @@ class PrefixIndex:
         at = self.tree.find(namespace, data)
         limit = min(at.position, len(data) // 4 - 1)
         position, checkpoint = at.edge.resume_point(limit) if limit > 0 else (0, None)
+        if self.geometry.ranges and position < limit:
+            position, checkpoint = self._behind(at.edge.edge_at(limit), limit, position) or (position, checkpoint)
         return at, position, checkpoint
+
+    def _behind(self, edge: Edge, limit: int, floor: int) -> tuple[int, Checkpoint] | None:
+        """The deepest position above `floor` and up to `limit` on `edge` that a checkpoint behind it serves, and which.
+
+        It is `limit`, or a place where paths part before it.
+        """
+        position = limit
+        while position > floor:
+            if (found := edge.serving(position)) is not None:
+                return position, found
+            assert edge.parent is not None
+            edge = edge.parent
+            position = edge.end
+        return None
 
     def known_elsewhere(self, namespace: int, data: bytes, latest: int) -> int:
         """Positions of `data` that the one of the `latest` other namespaces knows that knows most."""
@@ -118,7 +134,8 @@ class PrefixIndex:
     def take_checkpoint(self, at: Match, kind: str, sections: tuple[Section, ...]) -> None:
         """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references."""
         self.version += 1
-        checkpoint = Checkpoint(at.position, kind, sections, at.edge)
+        first = self.geometry.serves_from(at.position, [section.first for section in sections])
+        checkpoint = Checkpoint(at.position, kind, sections, at.edge, first)
         self.residency.store(checkpoint)
         self.usage.take(checkpoint)
         self.reclaim.queue.push(checkpoint)

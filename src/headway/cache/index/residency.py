@@ -126,7 +126,8 @@ class Residency:
         edge.add_checkpoint(checkpoint)
         self._tree.checkpoints += 1
         if self.listeners:
-            self.listeners.tell(CheckpointStored(*self._named(edge, checkpoint.position), checkpoint.kind))
+            named = self._named(edge, checkpoint.position)
+            self.listeners.tell(CheckpointStored(*named, checkpoint.kind, checkpoint.first))
 
     def remove(self, checkpoint: Checkpoint, cause: str) -> None:
         """Drop a checkpoint that does not float, and its references."""

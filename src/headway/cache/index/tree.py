@@ -309,6 +309,7 @@ class PrefixTree:
         edge.parent, edge.start = upper, position
 
         upper.runs = tuple(self._split_run(i, upper.start, edge, position) for i in range(len(self.tables)))
+        upper.reach = edge.reach
         upper.resident, edge.resident = min(edge.resident, position), max(edge.resident, position)
         upper.computed, edge.computed = min(edge.computed, position), max(edge.computed, position)
         upper.resident_children = int(edge.resident > position)

@@ -218,12 +218,9 @@ class Committer(Parts):
                 self.pool.disuse(state, whole=True)
                 sections.append(Section(0, state, whole=True))
                 continue
-            first = table.first_needed(position)
-            low = first // table.span
-            high = -(-position // table.span) if first < position else low
-            ids = self.leases.blocks[table.index][row, low:high].copy()
-            self.pool.share(ids)
-            sections.append(Section(low, ids))
+            held = Section(0, self.leases.blocks[table.index][row]).part(table, position)
+            self.pool.share(held.ids)
+            sections.append(Section(held.first, held.ids.copy()))
         self.index.take_checkpoint(at, kind, tuple(sections))
         return True
 

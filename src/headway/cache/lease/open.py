@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+from headway.cache.index.edge import Checkpoint, Match, Section
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.table import Parts, Record
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
-from headway.cache.shape.geometry import TableKind
 from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.spec import ComputeCost
 from headway.errors import UnservableError
@@ -125,18 +125,26 @@ class Opener(Parts):
                 record.sources.append((table, ids[full:]))
                 self.pool.share_one(ids.item(full))
         for section, table in zip(checkpoint.sections, self.geometry.tail_tables, strict=True):
-            if table.kind is TableKind.STATE:
-                record.sources.append((table, section.ids))
-                self.pool.hold(section.ids, whole=True)
-                continue
-            full = max(0, hit.tokens // table.span - section.first)
-            shared = section.ids[:full]
-            self.pool.hold(section.ids)
-            leases.blocks[table.index][row, section.first : section.first + len(shared)] = shared
-            leases.filled[table.index, row] += len(shared)
-            if len(section.ids) > full:
-                record.sources.append((table, section.ids[full:]))
+            used = section.part(table, hit.tokens)
+            self.pool.hold(used.ids, whole=used.whole)
+            full = 0 if used.whole else hit.tokens // table.span - used.first
+            if full:
+                leases.blocks[table.index][row, used.first : used.first + full] = used.ids[:full]
+                leases.filled[table.index, row] += full
+            if len(used.ids) > full:
+                record.sources.append((table, used.ids[full:]))
         self.index.resume(at, hit.tokens, checkpoint)
+        if any(wish.position == hit.tokens and wish.outcome is Outcome.PENDING for wish in record.wishes):
+            self._keep_here(at, checkpoint)
+
+    def _keep_here(self, at: Match, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint of its own at `at`, which `checkpoint` serves from behind, by the same blocks."""
+        if at.edge.checkpoint_at(at.position) is None:
+            pairs = zip(checkpoint.sections, self.geometry.tail_tables, strict=True)
+            sections = [section.part(table, at.position) for section, table in pairs]
+            for section in sections:
+                self.pool.share(section.ids)
+            self.index.take_checkpoint(at, "breakpoint", tuple(Section(one.first, one.ids.copy()) for one in sections))
 
     def admit(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt of `hit` together with what its first step copies from.
