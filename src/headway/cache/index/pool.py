@@ -98,7 +98,7 @@ class BlockPool:
         """Like `drop`, for ids that may occur more than once (one holder and user less for each occurrence)."""
         if len(ids):
             distinct, counts = np.unique(ids, return_counts=True)
-            self._change_many(distinct, -1, -1, counts)
+            self._change(distinct, -1, -1, times=counts)
 
     def use(self, ids: Ids, *, whole: bool = False) -> None:
         """Add a user to each of `ids` (none free)."""
@@ -140,12 +140,6 @@ class BlockPool:
         """Ids on the free list, for invariant checks."""
         return self._stack[: self.free]
 
-    def _change(self, ids: Ids, holders: int, users: int, whole: bool = False) -> int:
-        """Add to the holders and users of distinct blocks (1, 0 or -1 each). Returns how many blocks became free."""
-        if whole or len(ids) == 1:
-            return self._change_one(ids.item(0), holders, users, ids if whole else None)
-        return self._change_many(ids, holders, users)
-
     def _change_one(self, block: int, holders: int, users: int, state: Ids | None = None) -> int:
         """Change the counts of one block, which may be the first of a state."""
         before, weight = self._counts.item(block), 1 if state is None else len(state)
@@ -161,7 +155,14 @@ class BlockPool:
         self.free += weight
         return weight
 
-    def _change_many(self, ids: Ids, holders: int, users: int, times: Longs | None = None) -> int:
+    def _change(self, ids: Ids, holders: int, users: int, whole: bool = False, times: Longs | None = None) -> int:
+        """Add to the holders and users of distinct blocks (1, 0 or -1 each, or so many `times` that).
+
+        Returns:
+            How many blocks became free.
+        """
+        if whole or (len(ids) == 1 and times is None):
+            return self._change_one(ids.item(0), holders, users, ids if whole else None)
         at = ids.astype(np.int64)  # which numpy need not convert again to index with it
         before, change = self._counts[at], _CHANGES[holders, users]
         self._counts[at] = after = before + (change if times is None else times * change)

@@ -114,7 +114,7 @@ class Residency:
 
     def would_free(self, edge: Edge, keep: int) -> int:
         """Block ids that `edge` names for positions of [keep, resident) only."""
-        return sum([len(run) for run in edge.runs]) - sum(self._sizes(edge, keep))
+        return sum(map(len, edge.runs)) - sum(self._sizes(edge, keep))
 
     def _sizes(self, edge: Edge, keep: int) -> list[int]:
         """How many block ids of each table `edge` names for positions before `keep`."""

@@ -200,12 +200,11 @@ class PrefixTree:
             position = child.end
         return Match(edge, position)
 
-    def frontier(self, at: Match) -> int:
-        """The position up to which the path to `at` is resident."""
-        edge = at.edge
+    def frontier(self, edge: Edge, position: int) -> int:
+        """The position up to which the path to `position` on `edge` is resident."""
         while edge.parent is not None and edge.resident == edge.start:  # every commit asks: no generator
             edge = edge.parent
-        return min(edge.resident, at.position)
+        return min(edge.resident, position)
 
     def path_ids(self, edge: Edge, table: int, first: int, stop: int) -> Ids:
         """Block ids of the indices [first, stop) of prefix table `table` on the resident path through `edge`.
