@@ -70,6 +70,11 @@ def _check_records(edge: Edge, index: PrefixIndex) -> None:
         assert edge.trim is None
         if edge.idle:
             assert edge.resident == edge.last_checkpoint, "unreachable entries are kept"
+        first = [index.geometry.serves_from(c.position, [s.first for s in c.sections]) for c in edge.checkpoints]
+        assert first == [c.first for c in edge.checkpoints], "a checkpoint serves from elsewhere than its blocks say"
+        early = [c.first for c in edge.checkpoints if c.first < c.position]
+        lowest = min([*early, *(child.reach for child in edge.children.values())], default=edge.reach)
+        assert edge.reach <= lowest, "a checkpoint serves more than its edge says"
     assert all(position == one.position for position, one in edge.lost.items()), "a lost checkpoint at a wrong place"
     assert all(edge.start < position <= edge.computed for position in edge.lost), "a loss where nothing was computed"
     assert index.floats or edge.lost.keys().isdisjoint(marks), "a checkpoint is both kept and lost"

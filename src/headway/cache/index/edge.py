@@ -331,11 +331,6 @@ class Edge:
         found = self.checkpoints[index] if index < len(self.checkpoints) else None
         return found if found is not None and found.position == position else None
 
-    def next_checkpoint(self, position: int) -> Checkpoint | None:
-        """The first checkpoint on this edge behind `position`, or None."""
-        index = bisect_right(self.checkpoints, position, key=_position)
-        return self.checkpoints[index] if index < len(self.checkpoints) else None
-
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Insert a checkpoint; no other lies at its position."""
         insort(self.checkpoints, checkpoint, key=_position)

@@ -131,7 +131,7 @@ class PrefixIndex:
         self.version += 1
         self.usage.extend(self.residency.grow(at, rows, given=given))
 
-    def take_checkpoint(self, at: Match, kind: str, sections: tuple[Section, ...]) -> None:
+    def take_checkpoint(self, at: Match, kind: str, sections: tuple[Section, ...]) -> Checkpoint:
         """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references."""
         self.version += 1
         first = self.geometry.serves_from(at.position, [section.first for section in sections])
@@ -139,6 +139,7 @@ class PrefixIndex:
         self.residency.store(checkpoint)
         self.usage.take(checkpoint)
         self.reclaim.queue.push(checkpoint)
+        return checkpoint
 
     def resume(self, at: Match, position: int, checkpoint: Checkpoint) -> None:
         """A lease resumes at `position` of the path to `at`, by `checkpoint`."""

@@ -118,9 +118,6 @@ class Reclaimer:
         edge = item.edge
         if item.floats:
             return max(edge.floor, (-(-item.position // self._span) - blocks) * self._span)
-        behind = edge.next_checkpoint(item.position) if edge.reach < item.position else None
-        if behind is not None and behind.first <= item.position:
-            return item.position
         return edge.resume_point(item.position - 1)[0]
 
     def _evict(self, item: Checkpoint, candidate: Candidate, wanted: int) -> None:

@@ -63,8 +63,10 @@ class Opener(Parts):
         parted = 0 < at.position < len(prompt.tokens) - self.geometry.lookahead and (
             at.position < at.edge.end or bool(at.edge.children)
         )
-        admitted = self._admitted(prompt, hit.tokens) if prompt.boundaries else []
-        return self.placement.plan(prompt, hit.tokens, at.position if parted else None, admitted)
+        kept = hit.checkpoint is None or hit.checkpoint.position == hit.tokens
+        start = hit.tokens if kept else hit.tokens - 1  # where one from behind serves, one can be kept at once
+        admitted = self._admitted(prompt, start) if prompt.boundaries else []
+        return self.placement.plan(prompt, start, at.position if parted else None, admitted)
 
     def reach(self, hit: Hit, row: int) -> int:
         """See `PrefixCache.reach`."""
@@ -133,18 +135,17 @@ class Opener(Parts):
                 leases.filled[table.index, row] += full
             if len(used.ids) > full:
                 record.sources.append((table, used.ids[full:]))
+        if record.plan and record.plan[0].position == hit.tokens:
+            checkpoint = self._keep_here(at, record.plan.pop(0).kind, checkpoint)
         self.index.resume(at, hit.tokens, checkpoint)
-        if any(wish.position == hit.tokens and wish.outcome is Outcome.PENDING for wish in record.wishes):
-            self._keep_here(at, checkpoint)
 
-    def _keep_here(self, at: Match, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint of its own at `at`, which `checkpoint` serves from behind, by the same blocks."""
-        if at.edge.checkpoint_at(at.position) is None:
-            pairs = zip(checkpoint.sections, self.geometry.tail_tables, strict=True)
-            sections = [section.part(table, at.position) for section, table in pairs]
-            for section in sections:
-                self.pool.share(section.ids)
-            self.index.take_checkpoint(at, "breakpoint", tuple(Section(one.first, one.ids.copy()) for one in sections))
+    def _keep_here(self, at: Match, kind: str, checkpoint: Checkpoint) -> Checkpoint:
+        """Keep a checkpoint at `at`, which `checkpoint` serves from behind, by the same blocks. Returns it."""
+        pairs = zip(checkpoint.sections, self.geometry.tail_tables, strict=True)
+        sections = [section.part(table, at.position) for section, table in pairs]
+        for section in sections:
+            self.pool.share(section.ids)
+        return self.index.take_checkpoint(at, kind, tuple(Section(one.first, one.ids.copy()) for one in sections))
 
     def admit(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt of `hit` together with what its first step copies from.

@@ -98,7 +98,7 @@ class Placement:
 
         Args:
             prompt: The prompt, with the positions that the caller marked.
-            hit: Position from which it resumes.
+            hit: Position from which it resumes; one less where a checkpoint can be kept at that very position.
             junction: Where it parts from a known path, or None.
             boundaries: Its message boundaries that were admitted.
         """
