@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.cache.engine import ATTENTION, STATE, Engine, tokens
 
-from headway.cache import ChunkedLocal, Outcome, Prompt, SlidingWindow
+from headway.cache import CheckpointReduced, CheckpointRemoved, ChunkedLocal, Event, Outcome, Prompt, SlidingWindow
 
 
-def windowed(window: int, **options: Any) -> Engine:
-    return Engine.of(ATTENTION, SlidingWindow("window", 16, window), blocks=4000, block_tokens=16, **options)
+def windowed(window: int, blocks: int = 4000) -> Engine:
+    return Engine.of(ATTENTION, SlidingWindow("window", 64, window), blocks=blocks, block_tokens=16)
 
 
 def test_a_prompt_that_parts_shortly_before_the_end_of_another_hits_there() -> None:
@@ -18,7 +16,23 @@ def test_a_prompt_that_parts_shortly_before_the_end_of_another_hits_there() -> N
     engine.run(tokens((1, 4100)))
     assert engine.hit(tokens((1, 4097))) == 4096
     assert engine.hit(tokens((1, 4097), (2, 9))) == 4097
-    assert engine.hit(tokens((1, 4000), (2, 9))) == 0, "of these entries the window has let go"
+
+
+def test_what_slid_out_of_a_window_stays_while_memory_is_free_and_goes_first() -> None:
+    engine = windowed(128, blocks=600)
+    first = engine.start(tokens((1, 4100)))
+    engine.step(first, count=2048)
+    engine.compute(first)
+    engine.cache.finish([first.row])
+    assert engine.hit(tokens((1, 3000), (2, 9))) == 3000
+    assert engine.hit(tokens((1, 2000), (2, 9))) == 0, "the step before took no checkpoint"
+    heard: list[Event] = []
+    engine.cache.subscribe(heard.append)
+    engine.run(tokens((3, 2000)))
+    assert [(e.position, e.first) for e in heard if isinstance(e, CheckpointReduced)] == [(4099, 4095)]
+    assert not [event for event in heard if isinstance(event, CheckpointRemoved)]
+    assert engine.hit(tokens((1, 3000), (2, 9))) == 0
+    assert engine.hit(tokens((1, 4097), (2, 9))) == 4097
 
 
 def test_a_prompt_shorter_than_the_window_is_hit_wherever_it_is_edited() -> None:

@@ -79,6 +79,7 @@ class Checkpoint:
         pinned: A pin protects it.
         floats: It lies at the resident end and serves every resident position of its edge.
         blocks: Block ids that it holds.
+        spare: Some of them only serve positions before its own: they go first.
     """
 
     position: int
@@ -93,6 +94,7 @@ class Checkpoint:
     age: float = 0.0
     entry: int = -1
     pinned: bool = False
+    spare: bool = False
     floats: bool = field(init=False)
     blocks: int = field(init=False)
 
@@ -105,6 +107,12 @@ class Checkpoint:
     def uses(self) -> int:
         """How often it was wanted."""
         return self.hits + self.missed
+
+    def reduce(self, sections: tuple[Section, ...], first: int) -> None:
+        """Hold `sections` and no more, which serve from `first` on."""
+        before, self.sections, self.first, self.spare = self.first, sections, first, False
+        self.blocks = sum(len(section.ids) for section in sections)
+        self.edge.review_reach(before)
 
 
 @dataclass(slots=True)

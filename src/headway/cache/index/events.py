@@ -18,7 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CheckpointRemoved", "CheckpointStored", "Event", "Listeners", "ResidentGrown", "ResidentShrunk"]
+__all__ = [
+    "CheckpointReduced",
+    "CheckpointRemoved",
+    "CheckpointStored",
+    "Event",
+    "Listeners",
+    "ResidentGrown",
+    "ResidentShrunk",
+]
 
 _LOG = logging.getLogger("headway.cache")
 
@@ -65,6 +73,17 @@ class CheckpointRemoved(_Change):
 
 
 @dataclass(frozen=True)
+class CheckpointReduced(_Change):
+    """The checkpoint at `position` of `prefix` serves fewer positions before its own, to make room.
+
+    Attributes:
+        first: The first one that it still serves.
+    """
+
+    first: int
+
+
+@dataclass(frozen=True)
 class ResidentGrown(_Change):
     """The first `position` entries of `prefix` are now kept."""
 
@@ -82,7 +101,7 @@ class ResidentShrunk(_Change):
     cause: str
 
 
-Event = CheckpointStored | CheckpointRemoved | ResidentGrown | ResidentShrunk
+Event = CheckpointStored | CheckpointRemoved | CheckpointReduced | ResidentGrown | ResidentShrunk
 
 
 class Listeners:

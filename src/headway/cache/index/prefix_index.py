@@ -41,7 +41,7 @@ class PrefixIndex:
         self.tree = PrefixTree(geometry.lookahead, geometry.prefix_tables, pool, floats=self.floats)
         self.residency = Residency(self.tree, pool)
         self.usage = Usage(keep.policy, self.tree)
-        self.reclaim = Reclaimer(self.tree, pool, self.residency, self.usage, keep)
+        self.reclaim = Reclaimer(geometry, self.tree, pool, self.residency, self.usage, keep)
         self.version = 0
 
     # ---- finding
@@ -131,14 +131,21 @@ class PrefixIndex:
         self.version += 1
         self.usage.extend(self.residency.grow(at, rows, given=given))
 
-    def take_checkpoint(self, at: Match, kind: str, sections: tuple[Section, ...]) -> Checkpoint:
-        """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references."""
+    def take_checkpoint(
+        self, at: Match, kind: str, sections: tuple[Section, ...], *, spare: bool = False
+    ) -> Checkpoint:
+        """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references.
+
+        `spare`: they hold more than resuming at `at` needs, which may go when memory runs short.
+        """
         self.version += 1
         first = self.geometry.serves_from(at.position, [section.first for section in sections])
         checkpoint = Checkpoint(at.position, kind, sections, at.edge, first)
         self.residency.store(checkpoint)
         self.usage.take(checkpoint)
         self.reclaim.queue.push(checkpoint)
+        if spare:
+            self.reclaim.keep_spare(checkpoint)
         return checkpoint
 
     def resume(self, at: Match, position: int, checkpoint: Checkpoint) -> None:
@@ -161,6 +168,8 @@ class PrefixIndex:
 
         `shares`: the lease that asks uses the blocks of the path itself.
         """
+        if (checkpoint := edge.checkpoint_at(position)) is not None:
+            self.reclaim.reduce(checkpoint)
         own = sum(position // table.span for table in self.tree.tables) if shares else 0
         fits = self.geometry.fits
         return self.reclaim.pins.pin(edge, position, seconds, lambda blocks: fits(blocks + own, length, position))

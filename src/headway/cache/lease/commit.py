@@ -211,17 +211,20 @@ class Committer(Parts):
         at = self._publish(row, position, record)
         if at.edge.checkpoint_at(position) is not None:
             return False
-        sections = []
+        sections, spare = [], False
         for table in self.geometry.tail_tables:
             if table.kind is TableKind.STATE:
                 assert state is not None
                 self.pool.disuse(state, whole=True)
                 sections.append(Section(0, state, whole=True))
                 continue
-            held = Section(0, self.leases.blocks[table.index][row]).part(table, position)
+            blocks, owned = self.leases.blocks[table.index][row], self.leases.owned.item(table.index, row)
+            held = Section(0, blocks).part(table, position)
+            if table.kind is TableKind.WINDOW and owned < held.first and len(held.ids):
+                held, spare = Section(owned, blocks[owned : -(-position // table.span)]), True
             self.pool.share(held.ids)
             sections.append(Section(held.first, held.ids.copy()))
-        self.index.take_checkpoint(at, kind, tuple(sections))
+        self.index.take_checkpoint(at, kind, tuple(sections), spare=spare)
         return True
 
     def grant_wishes(self, record: Record, position: int, missing: Outcome) -> None:
