@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Explanation, Hit, Lease, Prompt
+from headway.cache import Explanation, Hit, Lease, Prompt, Wish
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
 from headway.runtime.interface import RowAnswer, SamplingParams, TokenLogprob
@@ -35,6 +35,7 @@ class GenerationRequest:
         breakpoints: Positions at which the client asks for a checkpoint.
         pin: Protect this many first tokens from eviction.
         no_store: Read the cache, keep nothing in it.
+        explain: Look for known text that a change in front of it keeps from being reused (`Explanation.displaced`).
     """
 
     tokens: Int32s
@@ -49,6 +50,7 @@ class GenerationRequest:
     breakpoints: tuple[int, ...] = ()
     pin: int = 0
     no_store: bool = False
+    explain: bool = False
 
 
 @dataclass
@@ -94,6 +96,8 @@ class RequestResult:
         request: What was asked.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
+        wishes: Its pin and breakpoints, with what became of each. Final once the engine has let go of the request; a
+            pin's is when the answer's first token is told.
     """
 
     finish_reason: str
@@ -109,6 +113,7 @@ class RequestResult:
     request: GenerationRequest
     drafted: int = 0
     accepted: int = 0
+    wishes: tuple[Wish, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,7 @@ class RunningRequest:
         cached_tokens: Prompt tokens found at first admission, or None before.
         resumed_from: Kind of checkpoint that they came from.
         explanation: What the cache said at first admission.
+        wishes: Its pin and breakpoints, as its latest lease has them.
         preemptions: How often it gave way.
         failures: How often a step failed in which it ran alone.
         alone_until: It runs by itself until so many tokens are computed (after a failed step).
@@ -175,6 +181,7 @@ class RunningRequest:
     cached_tokens: int | None = None
     resumed_from: str = ""
     explanation: Explanation | None = None
+    wishes: tuple[Wish, ...] = ()
     preemptions: int = 0
     failures: int = 0
     alone_until: int = 0
@@ -297,6 +304,7 @@ class RunningRequest:
             request=self.request,
             drafted=self.drafted,
             accepted=self.accepted,
+            wishes=self.wishes,
         )
 
 

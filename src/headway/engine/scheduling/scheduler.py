@@ -305,18 +305,20 @@ class Scheduler:
     def _admit(self) -> RunningRequest | None:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
+        prompt, first = self._prompt(request), request.cached_tokens is None
+        displaced = self.cache.explain(prompt).displaced if first and request.request.explain else None
         try:
-            lease = self.cache.lease(self._prompt(request), request.hit)
+            lease = self.cache.lease(prompt, request.hit)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
-        first = request.cached_tokens is None
+        request.wishes = lease.wishes
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
-            request.explanation = lease.explanation
+            request.explanation = replace(lease.explanation, displaced=displaced)
             request.timings.admitted = self._clock()
         self.counters.count_admission(request, first, lease.hit.tokens)
         self._queue.charge(request.user, request.known - lease.hit.tokens)
