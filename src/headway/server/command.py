@@ -98,7 +98,10 @@ class _RecordFlags:
     ] = "hashes"
 
 
-_EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
+_EXAMPLE = (
+    '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "cache_salt": "me", '
+    '"headway": {"explain": true}}'
+)
 
 
 @with_records
