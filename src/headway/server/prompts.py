@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from headway.engine.tokenizer import TextTokenizer
 from headway.errors import RequestError
 from headway.server.protocol import ChatRequest, CompletionRequest, Message
+from headway.tell.prompt_text import common_start
 
-__all__ = ["PreparedPrompt", "common_start", "plain_message", "prepare_chat", "prepare_completions"]
+__all__ = ["PreparedPrompt", "plain_message", "prepare_chat", "prepare_completions"]
 
 _MAX_ANSWERS = 256
 """Answers that one request may ask for."""
@@ -216,15 +217,3 @@ def _positions(
 
 def _common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
-def common_start(left: str, right: str) -> int:
-    """As `_common_prefix`, for long texts: by bisection, so that whole stretches are compared at once."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -9,32 +9,23 @@ resumed at, which its usage tells anyway. All text comes from the client's own p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from functools import cache, cached_property
-from itertools import accumulate
+from functools import partial
 from typing import Any
 
-from headway.cache import Displaced, Explanation, Loss, Outcome, Reason
+from headway.cache import Explanation, Loss, Outcome, Reason
 from headway.engine import RequestResult, TextTokenizer
-from headway.server.prompts import PreparedPrompt, common_start, plain_message
+from headway.server.prompts import PreparedPrompt, plain_message
 from headway.server.protocol import ChatRequest, CompletionRequest
-from headway.sizes import counted
+from headway.tell.prompt_text import Change, Place, PromptText
 
-__all__ = ["PromptText", "headway_report", "pin_report"]
+__all__ = ["headway_report", "pin_report", "prompt_text"]
 
 NOT_TOLD = "not_told"
 _NOT_TOLD = (
     "no more is told of a prompt that others may share: send a cache_salt of your own, or start the server with "
     "--salt-by-key or --explain all"
 )
-_AROUND = 24
-"""Characters that are shown on each side of a position."""
-_LONGEST_CHANGE = 80
-_WORD, _WORD_ENDS = re.compile(r"[\w.:/=+@#%&-]*"), re.compile(r"[\w.:/=+@#%&-]*\Z")
-"""What is shown of the words that a change begins and ends in: a time, a date, a name with its value."""
-_MARK = "\ue000"
-"""A character that no template and hardly a message has: where it comes out, a message ends."""
 
 
 def headway_report(
@@ -60,8 +51,8 @@ def headway_report(
         "cached_tokens": result.cached_tokens,
         "resumed_from": result.resumed_from or None,
         "matched_tokens": matched,
-        "losses": [loss | text.place(loss["start"]) for loss in losses],
-        "changed": None if changed is None else _changed(changed, text),
+        "losses": [_placed(loss, text.place(loss["start"])) for loss in losses],
+        "changed": None if changed is None else _changed(text.change(changed)),
         "boundaries": list(prompt.boundaries),
         "breakpoints": list(prompt.breakpoints),
         "preemptions": result.preemptions,
@@ -81,74 +72,16 @@ def pin_report(result: RequestResult) -> dict[str, Any]:
     return {"tokens": wish.position if wish.outcome is Outcome.KEPT else 0, "outcome": wish.outcome.value}
 
 
-class PromptText:
-    """A prompt as its client knows it: its characters, and the messages that they stand in.
-
-    A token's characters are the bytes that the tokenizer says it stands for, so that what is shown is there whatever
-    a template made of the messages. Where a message ends is found by rendering the conversation with a mark behind it.
-    """
-
-    def __init__(
-        self, request: ChatRequest | CompletionRequest, prompt: PreparedPrompt, tokenizer: TextTokenizer
-    ) -> None:
-        self._messages = request.messages if isinstance(request, ChatRequest) else []
-        self._options = request.chat_template_kwargs or {} if isinstance(request, ChatRequest) else {}
-        self._tokens: list[int] = prompt.tokens.tolist()
-        self._text = prompt.text
-        self._tokenizer = tokenizer
-        self._piece = cache(tokenizer.piece)
-        self._end = cache(self._find_end)
-
-    def place(self, position: int) -> dict[str, Any]:
-        """Where a token stands: its message, and the characters before it and from it on."""
-        return {
-            "message": self._message(position),
-            "before": self.characters(max(0, position - _AROUND), position)[-_AROUND:],
-            "after": self.characters(position, position + _AROUND)[:_AROUND],
-        }
-
-    def characters(self, start: int, stop: int) -> str:
-        """The whole characters in tokens [start, stop)."""
-        return b"".join(map(self._piece, self._tokens[start:stop])).decode(errors="ignore")
-
-    def _message(self, position: int) -> dict[str, Any] | None:
-        """The message that a token stands in; None behind the last one, and where that cannot be told."""
-        offset = self._offset(position) if self._messages else None
-        if offset is None:
-            return None
-        low, high = 0, len(self._messages)
-        while low < high:
-            middle = (low + high) // 2
-            end = self._end(middle)
-            if end is None:
-                return None
-            low, high = (low, middle) if offset <= end else (middle + 1, high)
-        return None if low == len(self._messages) else {"index": low, "role": self._messages[low].role}
-
-    def _offset(self, position: int) -> int | None:
-        """Characters of the text before a token, or None if the tokens do not spell the text."""
-        if not self._stops:
-            return None
-        stop = self._stops[position - 1] if position else 0
-        return len(self._text.encode()[: max(0, stop)].decode(errors="ignore"))
-
-    @cached_property
-    def _stops(self) -> list[int]:
-        """Bytes of the text before the end of each token; empty if the tokens do not spell the text."""
-        pieces = [self._piece(token) for token in self._tokens]
-        spelled, text = b"".join(pieces), self._text.encode()
-        space = spelled == b" " + text  # some tokenizers write one in front
-        return list(accumulate(map(len, pieces), initial=-space))[1:] if space or spelled == text else []
-
-    def _find_end(self, index: int) -> int | None:
-        """Characters of the text up to the end of a message's content; None where the template hides it."""
-        plain = [plain_message(message, message.parts()) for message in self._messages]
-        plain[index]["content"] += _MARK
-        try:
-            rendered = self._tokenizer.render(plain, answer=True, options=self._options)
-        except Exception:  # a template may refuse what it does not know
-            return None
-        return None if rendered == self._text else common_start(rendered, self._text)
+def prompt_text(
+    request: ChatRequest | CompletionRequest, prompt: PreparedPrompt, tokenizer: TextTokenizer
+) -> PromptText:
+    """The prompt of a request as its client knows it."""
+    if isinstance(request, CompletionRequest):
+        return PromptText(prompt.tokens.tolist(), tokenizer.piece)
+    messages = [plain_message(message, message.parts()) for message in request.messages]
+    options = request.chat_template_kwargs or {}
+    render = partial(tokenizer.render, answer=True, options=options)
+    return PromptText(prompt.tokens.tolist(), tokenizer.piece, prompt.text, messages, render)
 
 
 def _own_losses(explanation: Explanation) -> Iterator[Loss]:
@@ -176,35 +109,23 @@ def _loss(reason: str, start: int, stop: int, detail: object) -> dict[str, Any]:
     return {"reason": reason, "start": start, "stop": stop, "detail": str(detail)}
 
 
-def _changed(found: Displaced, text: PromptText) -> dict[str, Any]:
-    place = text.place(found.start)
-    message, change = place["message"], _whole_words(found, text)
-    where = "" if message is None else f", message {message['index']} ({message['role']})"
-    same = counted(found.tokens, "token")
-    what = f", `{change}`" if found.stop > found.start else ": text that stood there before is missing"
+def _changed(found: Change) -> dict[str, Any]:
     return {
         "start": found.start,
         "stop": found.stop,
-        "message": message,
-        "text": change,
-        "same_tokens": found.tokens,
-        "told": f"changed at token {found.start:,}{where}{what}; {same} behind it are the same as before: if what "
-        f"changes stood behind them, or not at all, they could be reused",
+        "message": _message(found.place),
+        "text": found.text,
+        "same_tokens": found.same_tokens,
+        "told": str(found),
     }
 
 
-def _whole_words(found: Displaced, text: PromptText) -> str:
-    """The text of a change, with the rest of the words that it begins and ends in."""
-    if found.start == found.stop:
-        return ""
-    before = text.characters(max(0, found.start - _AROUND), found.start)
-    change = text.characters(found.start, found.stop)
-    after = text.characters(found.stop, found.stop + _AROUND)
-    head, tail = _WORD_ENDS.search(before), _WORD.match(after)
-    assert head is not None
-    assert tail is not None
-    whole = (head[0] + change + tail[0]).strip(" \n\t.,;:!?()[]{}\"'")
-    return whole if len(whole) <= _LONGEST_CHANGE else whole[: _LONGEST_CHANGE - 3] + "..."
+def _placed(loss: dict[str, Any], place: Place) -> dict[str, Any]:
+    return loss | {"message": _message(place), "before": place.before, "after": place.after}
+
+
+def _message(place: Place) -> dict[str, Any] | None:
+    return None if place.index is None else {"index": place.index, "role": place.role}
 
 
 def _rounded(seconds: float | None) -> float | None:

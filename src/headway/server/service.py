@@ -29,7 +29,7 @@ from headway.server.generation import generation_requests
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
-from headway.server.report import PromptText, headway_report, pin_report
+from headway.server.report import headway_report, pin_report, prompt_text
 
 __all__ = ["GenerationService", "ServerOptions"]
 
@@ -153,7 +153,7 @@ class GenerationService:
             return told
         everything = self.options.explain == "all"
         in_full = everything or bool(body.cache_salt)
-        text = PromptText(body, prompt, self._tokenizer)
+        text = prompt_text(body, prompt, self._tokenizer)
         work = partial(headway_report, prompt, result, text, told_in_full=in_full, everything=everything)
         return await self._tokenize(work) | told
 
