@@ -77,8 +77,8 @@ class Change:
         if self.start == self.stop:
             what = ": text that stood there before is missing"
         return (
-            f"changed at token {self.start:,}{where}{what}; {counted(self.same_tokens, 'token')} behind it are the same "
-            f"as before: if what changes stood behind them, or not at all, they could be reused"
+            f"changed at token {self.start:,}{where}{what}; {counted(self.same_tokens, 'token')} behind it are the "
+            f"same as before: if what changes stood behind them, or not at all, they could be reused"
         )
 
 
@@ -167,16 +167,22 @@ class PromptText:
 
     def _find_end(self, index: int) -> int | None:
         """Characters of the text up to the end of a message's content; None where the template hides it."""
-        message = self.messages[index]
-        if self._render is None or not isinstance(message.get("content"), str):
+        if self._render is None:
             return None
         marked = [*self.messages]
-        marked[index] = {**message, "content": message["content"] + _MARK}
         try:
+            marked[index] = marked[index] | {"content": _marked(marked[index]["content"])}
             rendered = self._render(marked)
         except Exception:  # a template may refuse what it does not know
             return None
         return None if rendered == self._text else common_start(rendered, self._text)
+
+
+def _marked(content: Any) -> Any:
+    """The content of a message, a text or a list of parts, with the mark at its end."""
+    if isinstance(content, list):
+        return [*content[:-1], content[-1] | {"text": content[-1]["text"] + _MARK}]
+    return content + _MARK
 
 
 def common_start(left: str, right: str) -> int:
