@@ -21,7 +21,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.option_records import option, with_records
 from headway.runtime.sources import resolve_source
 from headway.server.recorder import Recorder, check_recording
-from headway.sizes import parse_bytes
+from headway.sizes import counted, parse_bytes
 
 if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
     from headway.engine.build import BuiltEngine
@@ -202,7 +202,9 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     if options.recorder is not None:
         console.print(f"  recording to {options.recorder.path}")
     if built.drafts is not None:
-        console.print(f"  drafts: {built.drafts.name}, up to {built.drafts.most} tokens, judged by {config.draft_rule}")
+        console.print(
+            f"  drafts: {built.drafts.name}, up to {counted(built.drafts.most, 'token')}, judged by {config.draft_rule}"
+        )
     console.print(f"  checkpoints at: {', '.join(config.placement)}")
     console.print(f"  evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headway.sizes import counted
 from headway.tell.prompt_text import Change, Place
 from headway.tell.reasons import MEANING, REMEDIES, UNSAVABLE
 from headway.tell.run import Stretch
@@ -115,8 +116,8 @@ def story_lines(story: Story, name: str) -> Iterator[str]:
     """A story as lines of text."""
     share = story.hit_tokens / story.prompt_tokens
     yield (
-        f"Request {story.request:,} of {name}: {story.prompt_tokens:,} prompt tokens, {story.answer_tokens:,} of "
-        f"answer, arrives at {story.time:,.1f} s"
+        f"Request {story.request:,} of {name}: {counted(story.prompt_tokens, 'prompt token')}, "
+        f"{story.answer_tokens:,} of answer, arrives at {story.time:,.1f} s"
     )
     source = f" from a {story.resumed_from} checkpoint" if story.resumed_from not in ("", "path") else ""
     yield (

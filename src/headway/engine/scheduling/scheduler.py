@@ -38,6 +38,7 @@ from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
 from headway.runtime.interface import GREEDY, RowAnswer, SampleRow
+from headway.sizes import counted
 
 __all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
 
@@ -188,9 +189,8 @@ class Scheduler:
             if len(took_part) == 1:
                 request.failures += 1
             if request.failures > self._config.max_retries:
-                why = (
-                    f"computing it failed {request.failures} times, the last time with {type(error).__name__}: {error}"
-                )
+                times = counted(request.failures, "time")
+                why = f"computing it failed {times}, the last time with {type(error).__name__}: {error}"
                 self._fail_request(request, RequestFailedError(f"request {request.request_id}: {why}"))
                 continue
             request.alone_until = max(request.alone_until, reached[id(request)])
@@ -353,7 +353,7 @@ class Scheduler:
         """
         self.cache.abort(self._rows([request]))
         self._stop_running(request)
-        tokens = f"{request.known} tokens ({request.prompt_length} of them prompt)"
+        tokens = f"{counted(request.known, 'token')} ({request.prompt_length} of them prompt)"
         pinned = self.cache.stats().pinned
         pins = f", {pinned} of them pinned" if pinned else ""
         self._fail_request(
