@@ -100,7 +100,7 @@ def _sequences(at: Match, base: int) -> Iterator[tuple[Edge, bytes, int]]:
         An edge, the tokens of its path from `base` to its end (not beyond reach), and where among these its own grams
         begin: those of the edges above have been told.
     """
-    top = at.edge_at(base) if base else at.edge.root()
+    top = at.edge.edge_at(base) if base else at.edge.root()
     stack, limit = [(top, b"")], _REACH + _GRAM
     for _ in range(_EDGES):
         if not stack:
@@ -125,5 +125,5 @@ def _follow(tree: PrefixTree, edge: Edge, position: int, data: bytes) -> int:
     """How many tokens of `data` are known from `position` of the path through `edge` on."""
     if position > edge.end:
         return 0
-    place = Match(Match(edge, position).edge_at(position) if position else edge.root(), position)
+    place = Match(edge.edge_at(position) if position else edge.root(), position)
     return tree.follow(place, data).position - position
