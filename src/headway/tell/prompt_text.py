@@ -138,17 +138,21 @@ class PromptText:
         return b"".join(map(self._piece, self.tokens[start:stop])).decode(errors="ignore")
 
     def _message(self, position: int) -> int | None:
+        """The message whose end is the next one. Messages come in order, but some templates move the first one."""
         offset = self._offset(position) if self.messages else None
         if offset is None:
             return None
-        low, high = 0, len(self.messages)
+        first, low, high = self._end(0), 1, len(self.messages)
         while low < high:
             middle = (low + high) // 2
             end = self._end(middle)
             if end is None:
                 return None
             low, high = (low, middle) if offset <= end else (middle + 1, high)
-        return None if low == len(self.messages) else low
+        ends = {} if first is None else {0: first}
+        if low < len(self.messages) and (end := self._end(low)) is not None:
+            ends[low] = end
+        return min((index for index, end in ends.items() if offset <= end), key=ends.__getitem__, default=None)
 
     def _offset(self, position: int) -> int | None:
         """Characters of the text before a token, or None if the tokens do not spell the text."""
