@@ -88,6 +88,13 @@ def test_the_change_may_lie_before_the_last_sequence_parted(engine: Engine) -> N
     assert close(found(engine, clock(31)), Displaced(29, 30, 1, 100), engine)
 
 
+def test_known_text_may_be_cut_into_short_edges(engine: Engine) -> None:
+    engine.run(clock(30))
+    for n in range(10, 100, 10):
+        engine.run(np.concatenate([clock(30, n), tokens((n, 30))]))
+    assert close(found(engine, clock(31)), Displaced(29, 30, 1, 100), engine)
+
+
 def test_a_lease_does_not_look_for_it() -> None:
     engine = Engine.of(ATTENTION)
     engine.run(clock(30))
