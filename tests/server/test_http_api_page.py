@@ -50,7 +50,7 @@ def test_the_fields_of_the_report_are_documented():
                 messages=[{"role": "system", "content": system}, {"role": "user", "content": "Hello"}],
                 max_tokens=2,
                 cache_salt="me",
-                headway={"explain": True, "pin": True},
+                headway={"explain": True},
             )
         sent = set(fields(answer["headway"], "headway", documented))
         reset = set(server.post("/reset_prefix_cache"))

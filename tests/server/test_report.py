@@ -216,22 +216,3 @@ def test_each_key_has_its_own_salt():
         )
         with pytest.raises(openai.AuthenticationError):
             ask("third")
-
-
-def test_a_pin_is_told_with_its_outcome():
-    with running() as server:
-        text = "Once upon a time there was a king"
-        assert server.complete(text, max_tokens=2, headway={"pin": True})["headway"] == {
-            "pin": {"tokens": len(text) - 1, "outcome": "kept"}
-        }
-        assert server.complete(text, max_tokens=2, headway={"pin": 4})["headway"]["pin"] == {
-            "tokens": 0,
-            "outcome": "no_checkpoint",
-        }
-        both = server.complete("Another tale", max_tokens=2, headway={"pin": True, "explain": True})["headway"]
-        assert both["pin"]["outcome"] == "kept"
-        assert both["prompt_tokens"] == 12
-        assert "headway" not in server.complete(text, max_tokens=2)
-    with running(config=EngineConfig(max_batched_tokens=64, max_running=8, prefix_reuse=False)) as server:
-        answer = server.complete("Hello", max_tokens=2, headway={"pin": True})
-        assert answer["headway"]["pin"] == {"tokens": 0, "outcome": "not_stored"}

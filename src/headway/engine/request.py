@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Explanation, Hit, Lease, Prompt, Wish
+from headway.cache import Explanation, Hit, Lease, Prompt
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
 from headway.runtime.interface import RowAnswer, SamplingParams, TokenLogprob
@@ -29,13 +29,13 @@ class GenerationRequest:
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Tokens that end the answer, besides the model's own end tokens.
         ignore_eos: Go on after the model's own end tokens.
+        explain: Look for known text that a change in front of it keeps from being reused (`Explanation.displaced`).
         user: Whose share of the machine this uses; the queue is fair among users.
         salt: Prefixes are only shared among requests of the same salt.
         boundaries: Positions at which messages end.
         breakpoints: Positions at which the client asks for a checkpoint.
         pin: Protect this many first tokens from eviction.
         no_store: Read the cache, keep nothing in it.
-        explain: Look for known text that a change in front of it keeps from being reused (`Explanation.displaced`).
     """
 
     tokens: Int32s
@@ -44,13 +44,13 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    explain: bool = False
     user: str = ""
     salt: str = ""
     boundaries: tuple[int, ...] = ()
     breakpoints: tuple[int, ...] = ()
     pin: int = 0
     no_store: bool = False
-    explain: bool = False
 
 
 @dataclass
@@ -96,8 +96,6 @@ class RequestResult:
         request: What was asked.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
-        wishes: Its pin and breakpoints, with what became of each. Final once the engine has let go of the request; a
-            pin's is when the answer's first token is told.
     """
 
     finish_reason: str
@@ -113,7 +111,6 @@ class RequestResult:
     request: GenerationRequest
     drafted: int = 0
     accepted: int = 0
-    wishes: tuple[Wish, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,6 @@ class RunningRequest:
         cached_tokens: Prompt tokens found at first admission, or None before.
         resumed_from: Kind of checkpoint that they came from.
         explanation: What the cache said at first admission.
-        wishes: Its pin and breakpoints, as its latest lease has them.
         preemptions: How often it gave way.
         failures: How often a step failed in which it ran alone.
         alone_until: It runs by itself until so many tokens are computed (after a failed step).
@@ -181,7 +177,6 @@ class RunningRequest:
     cached_tokens: int | None = None
     resumed_from: str = ""
     explanation: Explanation | None = None
-    wishes: tuple[Wish, ...] = ()
     preemptions: int = 0
     failures: int = 0
     alone_until: int = 0
@@ -304,7 +299,6 @@ class RunningRequest:
             request=self.request,
             drafted=self.drafted,
             accepted=self.accepted,
-            wishes=self.wishes,
         )
 
 

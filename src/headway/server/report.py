@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from headway.cache import Explanation, Loss, Outcome, Reason
+from headway.cache import Explanation, Loss, Reason
 from headway.engine import RequestResult, TextTokenizer
 from headway.server.prompts import PreparedPrompt, plain_message
 from headway.server.protocol import ChatRequest, CompletionRequest
 from headway.tell.prompt_text import Change, Place, PromptText
 
-__all__ = ["headway_report", "pin_report", "prompt_text"]
+__all__ = ["headway_report", "prompt_text"]
 
 NOT_TOLD = "not_told"
 _NOT_TOLD = (
@@ -62,14 +62,6 @@ def headway_report(
             "total": _rounded(timings.total),
         },
     }
-
-
-def pin_report(result: RequestResult) -> dict[str, Any]:
-    """What became of the pin of a request that asked for one: the tokens that it protects, or why there is none."""
-    wish = next((wish for wish in result.wishes if wish.kind == "pin"), None)
-    if wish is None:  # the server reuses no prefixes, or the request never ran
-        return {"tokens": 0, "outcome": Outcome.NOT_STORED.value}
-    return {"tokens": wish.position if wish.outcome is Outcome.KEPT else 0, "outcome": wish.outcome.value}
 
 
 def prompt_text(

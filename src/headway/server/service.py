@@ -29,7 +29,7 @@ from headway.server.generation import generation_requests
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
-from headway.server.report import headway_report, pin_report, prompt_text
+from headway.server.report import headway_report, prompt_text
 
 __all__ = ["GenerationService", "ServerOptions"]
 
@@ -147,15 +147,14 @@ class GenerationService:
         return body
 
     async def _tell(self, body: ChatRequest | CompletionRequest, prompt: PreparedPrompt, result: RequestResult) -> Any:
-        """What the client is told beside the answer: its pin's outcome and the explanation, if it asked for them."""
-        told: dict[str, Any] = {"pin": pin_report(result)} if body.headway.pin else {}
+        """What the client is told beside the answer: the explanation, if it asked for one."""
         if not body.headway.explain:
-            return told
+            return {}
         everything = self.options.explain == "all"
         in_full = everything or bool(body.cache_salt)
         text = prompt_text(body, prompt, self._tokenizer)
         work = partial(headway_report, prompt, result, text, told_in_full=in_full, everything=everything)
-        return await self._tokenize(work) | told
+        return await self._tokenize(work)
 
     async def _tokenize(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)

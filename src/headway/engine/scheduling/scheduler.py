@@ -38,7 +38,6 @@ from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
 from headway.runtime.interface import GREEDY, RowAnswer, SampleRow
-from headway.sizes import counted
 
 __all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
 
@@ -189,8 +188,9 @@ class Scheduler:
             if len(took_part) == 1:
                 request.failures += 1
             if request.failures > self._config.max_retries:
-                times = counted(request.failures, "time")
-                why = f"computing it failed {times}, the last time with {type(error).__name__}: {error}"
+                why = (
+                    f"computing it failed {request.failures} times, the last time with {type(error).__name__}: {error}"
+                )
                 self._fail_request(request, RequestFailedError(f"request {request.request_id}: {why}"))
                 continue
             request.alone_until = max(request.alone_until, reached[id(request)])
@@ -305,21 +305,23 @@ class Scheduler:
     def _admit(self) -> RunningRequest | None:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
-        prompt, first = self._prompt(request), request.cached_tokens is None
-        displaced = self.cache.explain(prompt).displaced if first and request.request.explain else None
+        asked = request.request.explain and request.cached_tokens is None
+        displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
         try:
-            lease = self.cache.lease(prompt, request.hit)
+            lease = self.cache.lease(self._prompt(request), request.hit)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
-        request.wishes = lease.wishes
+        first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
-            request.explanation = replace(lease.explanation, displaced=displaced)
+            request.explanation = lease.explanation
             request.timings.admitted = self._clock()
+        if displaced is not None:
+            request.explanation = replace(lease.explanation, displaced=displaced)
         self.counters.count_admission(request, first, lease.hit.tokens)
         self._queue.charge(request.user, request.known - lease.hit.tokens)
         self.running.append(request)
@@ -353,7 +355,7 @@ class Scheduler:
         """
         self.cache.abort(self._rows([request]))
         self._stop_running(request)
-        tokens = f"{counted(request.known, 'token')} ({request.prompt_length} of them prompt)"
+        tokens = f"{request.known} tokens ({request.prompt_length} of them prompt)"
         pinned = self.cache.stats().pinned
         pins = f", {pinned} of them pinned" if pinned else ""
         self._fail_request(
