@@ -146,12 +146,14 @@ class GenerationService:
             return body.model_copy(update={"cache_salt": salt})
         return body
 
+    def _tells_in_full(self, body: ChatRequest | CompletionRequest) -> bool:
+        return self.options.explain == "all" or bool(body.cache_salt)
+
     async def _tell(self, body: ChatRequest | CompletionRequest, prompt: PreparedPrompt, result: RequestResult) -> Any:
         """What the client is told beside the answer: the explanation, if it asked for one."""
         if not body.headway.explain:
             return {}
-        everything = self.options.explain == "all"
-        in_full = everything or bool(body.cache_salt)
+        everything, in_full = self.options.explain == "all", self._tells_in_full(body)
         text = prompt_text(body, prompt, self._tokenizer)
         work = partial(headway_report, prompt, result, text, told_in_full=in_full, everything=everything)
         return await self._tokenize(work)
@@ -170,7 +172,8 @@ class GenerationService:
         try:
             for prompt in prompts:
                 requests = generation_requests(body, prompt, self.engine)
-                requests[0] = replace(requests[0], explain=body.headway.explain)  # the report is of the first answer
+                explain = body.headway.explain and self._tells_in_full(body)
+                requests[0] = replace(requests[0], explain=explain)  # the report is of the first answer
                 handles += self.engine.submit_group(requests)
         except BaseException:
             _abort(handles)
