@@ -4,6 +4,7 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 """
 
 from headway.cache.config import CacheConfig
+from headway.cache.index.displaced import Displaced
 from headway.cache.index.events import (
     CheckpointReduced,
     CheckpointRemoved,
@@ -49,6 +50,7 @@ __all__ = [
     "ChunkedLocal",
     "ComputeCost",
     "Counters",
+    "Displaced",
     "Event",
     "Evicted",
     "EvictionPolicy",
