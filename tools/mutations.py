@@ -31,8 +31,8 @@ EXPLAIN, GEOMETRY, LIFE, MEMORY = (f"tests/cache/test_{part}.py" for part in ("e
 DISPLACED = "tests/cache/test_displaced.py"
 MISUSE, PLACEMENT, POOL, REUSE = (f"tests/cache/test_{part}.py" for part in ("misuse", "placement", "pool", "reuse"))
 QUEUE, TREE, WISHES = (f"tests/cache/test_{part}.py" for part in ("eviction_queue", "tree", "wishes"))
-FORGET, LOOKING, OWN, TWO = (
-    f"tests/cache/test_{part}.py" for part in ("forget", "looking_in", "own_blocks", "steps_in_flight")
+FORGET, LOOKING, OWN, TWO, WINDOWS = (
+    f"tests/cache/test_{part}.py" for part in ("forget", "looking_in", "own_blocks", "steps_in_flight", "windows")
 )
 
 _TREE = (
@@ -631,6 +631,27 @@ _LEASES = (
         "if listener not in self._listeners:",
         "if listener is None:",
         (EVENTS,),
+    ),
+    Mutation(
+        "windows: a checkpoint behind a branch is not found",
+        "index/edge.py",
+        "todo.extend(edge.children.values())",
+        "todo.extend(())",
+        (WINDOWS, MACHINE),
+    ),
+    Mutation(
+        "windows: a checkpoint serves one position too many",
+        "shape/geometry.py",
+        "return block * self.span + self.window - 1 if block",
+        "return block * self.span + self.window - 2 if block",
+        (WINDOWS, MACHINE),
+    ),
+    Mutation(
+        "windows: what slid out of a window does not go first",
+        "index/reclaim.py",
+        "while self._spare and self._pool.free < blocks:",
+        "while self._spare and self._pool.free < blocks and self.queue.pop() is None:",
+        (WINDOWS, MACHINE),
     ),
     Mutation(
         "events: a failing listener breaks the call",
