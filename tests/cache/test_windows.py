@@ -66,3 +66,14 @@ def test_a_chunk_serves_from_its_start_on() -> None:
     state = Engine.of(ATTENTION, ChunkedLocal("chunk", 16, 256), STATE, blocks=4000, block_tokens=16)
     state.run(tokens((1, 700)))
     assert state.hit(tokens((1, 690), (2, 9))) == 0, "a state serves its own position alone"
+
+
+def test_a_checkpoint_behind_a_place_where_paths_part_serves_it() -> None:
+    """Without junctions nothing is kept at the place itself."""
+    window = SlidingWindow("window", 64, 1024)
+    engine = Engine.of(ATTENTION, window, blocks=4000, block_tokens=16, placement=["prompt_end"])
+    for text in (tokens((1, 900)), tokens((1, 450), (2, 400)), tokens((1, 450), (3, 40), (4, 100))):
+        engine.run(text)
+    assert engine.hit(tokens((1, 450), (5, 9))) == 450
+    assert engine.hit(tokens((1, 450), (3, 20), (5, 9))) == 470
+    assert engine.hit(tokens((1, 300), (5, 9))) == 300
