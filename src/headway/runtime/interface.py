@@ -22,6 +22,7 @@ __all__ = [
     "MOST_DRAFT_TOKENS",
     "AcceptanceRule",
     "RowAnswer",
+    "RowFault",
     "SampleRow",
     "SamplingParams",
     "TokenLogprob",
@@ -157,6 +158,18 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFault:
+    """Why nothing of a row's step counts: a logit or a state that is NaN or infinite.
+
+    Attributes:
+        damaged: Tokens of the shortest beginning of the row whose stored entries or state are themselves not finite, so
+            that whoever resumes there fails too; None where all that the step started from is sound.
+    """
+
+    damaged: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RowAnswer:
     """What a step did for one of its rows: the one record of it, from the logits to the scheduler.
 
@@ -168,6 +181,7 @@ class RowAnswer:
         accepted: How many of `tokens` were drafted.
         confidence: float32, the drafter's own opinion of each place of a draft: the chance that it holds if all before
             it do. None where the drafter has none.
+        fault: Why the row failed, with all else left empty; None if it did not.
     """
 
     tokens: tuple[int, ...] = ()
@@ -176,6 +190,7 @@ class RowAnswer:
     proposed: int = 0
     accepted: int = 0
     confidence: NDArray[np.float32] | None = None
+    fault: RowFault | None = None
 
 
 class AcceptanceRule(StrEnum):
