@@ -109,6 +109,7 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
         (("--log-level", "loud"), "loud"),
         (("--eviction", "fifo"), "it must be one of value, lru, greedy-dual"),
         (("--host", "no.such.host.invalid"), "no address"),
+        (("--record-form", "tokens"), "nothing is recorded: add --record FILE"),
     ],
 )
 def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.errors import RequestError
+from headway.errors import ConfigError, RequestError
 
 __all__ = [
     "COMMUNICATIONS",
@@ -26,6 +26,7 @@ __all__ = [
     "SampleRow",
     "SamplingParams",
     "TokenLogprob",
+    "require_ranks",
 ]
 
 Int32s = NDArray[np.int32]
@@ -202,3 +203,30 @@ class AcceptanceRule(StrEnum):
     MATCH = "match"
     TOKEN = "token"
     BLOCK = "block"
+
+
+def require_ranks(tp: int, dcp: int, pcp: int, interleave: int, block_tokens: int) -> None:
+    """Refuse sizes of ranks that are not served together.
+
+    Raises:
+        ConfigError: The message names the option and what to change.
+    """
+    for name, value in (("dcp", dcp), ("interleave", interleave), ("tp", tp), ("pcp", pcp)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, it must be at least 1")
+    if tp > 1 and tp % dcp:
+        raise ConfigError(
+            f"dcp={dcp} does not divide tp={tp}: decode context parallelism reuses the ranks that share the weights, "
+            f"so choose --dcp among the divisors of --tp, or leave --tp out"
+        )
+    if pcp > 1:
+        raise ConfigError(
+            f"pcp={pcp}: no executor splits a prompt over ranks yet: use --dcp (`headway replay --pcp` counts with it)"
+        )
+    if interleave > 1 and dcp == 1:
+        raise ConfigError(f"interleave={interleave} says how --dcp splits tokens, and dcp=1: leave --interleave out")
+    if block_tokens % interleave:
+        raise ConfigError(
+            f"interleave={interleave} does not divide block_tokens={block_tokens}: choose an --interleave that does, "
+            f"or other --block-tokens"
+        )

@@ -63,9 +63,23 @@ class _RecordFlags:
         Path | None, option(_RECORD, "Record the traffic to this new file, for `headway replay`.", "--record")
     ] = None
     record_form: Annotated[
-        str,
-        option(_RECORD, "hashes (salted: who shares which prefix, not what it says) or tokens (everything said)."),
-    ] = "hashes"
+        str | None,
+        option(
+            _RECORD,
+            "hashes (salted: who shares which prefix, not what it says; the default) or tokens (everything said).",
+        ),
+    ] = None
+
+    @property
+    def form(self) -> str:
+        """The form, for a recording.
+
+        Raises:
+            ConfigError: A form is asked for and no recording.
+        """
+        if self.record is None and self.record_form is not None:
+            raise ConfigError("--record-form says how to record, and nothing is recorded: add --record FILE")
+        return self.record_form or "hashes"
 
 
 _EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
@@ -86,7 +100,7 @@ def serve(
     ends it: running requests are finished first.
     """
     body_limit = parse_bytes(max_body)
-    check_recording(recording.record, recording.record_form)  # before the model is loaded
+    check_recording(recording.record, recording.form)  # before the model is loaded
     console = Console(stderr=True)
     _set_up_logging(server.log_level, console)
     listener = _bind(server.host, server.port)  # before the model is loaded: that may take minutes
@@ -94,7 +108,7 @@ def serve(
     with listener:
         built = _build(model, config, console, hints=server.log_level == "debug")
         name = server.served_model_name or built.name
-        recorder = None if recording.record is None else Recorder(recording.record, recording.record_form, name)
+        recorder = None if recording.record is None else Recorder(recording.record, recording.form, name)
         options = _server_options(name, server.api_key, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, server.log_level, server.grace)
