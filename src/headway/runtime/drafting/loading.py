@@ -1,8 +1,9 @@
 """Drafters by name or by folder.
 
 A trained drafter is a folder with `config.json` (a `DrafterConfig`) and `model.safetensors`. A model may bring some
-along, in `drafts/NAME` beside its own files. The format is Headway's own: what others publish for their engines (EAGLE,
-DFlash, DSpark) has other names and parts, and is refused by its name.
+along, in `drafts/NAME` beside its own files, or heads among its weights (`headway.runtime.drafting.published`). The
+format is Headway's own: what others publish for their engines (EAGLE, DFlash, DSpark) has other names and parts, and is
+refused by its name.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from headway.cache import LayerSpec
 from headway.errors import ConfigError, ModelError
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.dspark import DSparkDrafter, DSparkNetwork
+from headway.runtime.drafting.features import FINAL
 from headway.runtime.drafting.layers import LayerShape
 from headway.runtime.drafting.lookup import PromptLookup
-from headway.runtime.drafting.memory import draft_group
 from headway.runtime.drafting.mtp import MtpDrafter, MtpNetwork
+from headway.runtime.drafting.published import PublishedHead, has_published_head, published_sizes
 from headway.runtime.drafting.target import Target
 from headway.runtime.interface import MOST_DRAFT_TOKENS
 from headway.runtime.sources import foreign_drafter
 
 __all__ = ["DrafterConfig", "groups_without_weights", "load_drafter", "save_drafter"]
 
+_PUBLISHED_TOKENS = 3
+"""Tokens of a draft of a head in the checkpoint, if nobody says: it was trained for one, and is fed with its own."""
 _LOOKUP_TOKENS = 6
 """Tokens of a looked-up draft, if nobody says: repeated passages are long."""
 _TRAINED = ("mtp", "dspark")
@@ -115,14 +119,19 @@ def load_drafter(source: str, model: PreTrainedModel, folder: Path | None, token
     """
     if source == "lookup":
         return PromptLookup(_LOOKUP_TOKENS if tokens is None else tokens)
-    path = _find(source, folder)
     target = Target.of(model)
+    if _is_published(source, folder):
+        assert folder is not None
+        sizes = published_sizes(folder, target.dtype)
+        return MtpDrafter(PublishedHead(model), target, sizes, tokens or _PUBLISHED_TOKENS, FINAL)
+    path = _find(source, folder)
     config = _read_config(path)
     _require_same_sizes(path, config, target)
     network = _load_weights(path, config).to(target.device, target.dtype).eval()
     most = _draft_tokens(path, config, tokens)
     if isinstance(network, MtpNetwork):
-        return MtpDrafter(network, target, config.shape, most, config.feature_layers[0])
+        sizes = config.shape.entries(config.layers, target.dtype)
+        return MtpDrafter(network, target, sizes, most, config.feature_layers[0])
     return DSparkDrafter(network, target, config.shape, config.draft_tokens, config.feature_layers, most)
 
 
@@ -155,11 +164,25 @@ def groups_without_weights(
     """
     if source == "lookup":
         return ()
+    if _is_published(source, folder):
+        assert folder is not None
+        return (published_sizes(folder, dtype).group(MtpDrafter.lookahead),)
     path = _find(source, folder)
     config = _read_config(path)
     _draft_tokens(path, config, tokens)
     lookahead = MtpDrafter.lookahead if config.drafter == "mtp" else DSparkDrafter.lookahead
-    return (draft_group(config.layers, config.kv_heads, config.head_dim, dtype, lookahead),)
+    return (config.shape.entries(config.layers, dtype).group(lookahead),)
+
+
+def _is_published(source: str, folder: Path | None) -> bool:
+    """Whether `mtp` means the heads in a checkpoint: it has some, and no drafter in our form beside them.
+
+    Raises:
+        ModelError: They are in a form that is not run.
+    """
+    if source != "mtp" or folder is None or (folder / "drafts" / source / "config.json").is_file():
+        return False
+    return has_published_head(folder)
 
 
 def save_drafter(path: Path, network: MtpNetwork | DSparkNetwork, config: DrafterConfig) -> None:
