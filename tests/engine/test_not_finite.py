@@ -15,7 +15,7 @@ from tests.runtime.tiny_models import generated, tiny_model
 
 from headway.cache import TableKind
 from headway.engine import EngineConfig, NotFiniteError, RunningRequest
-from headway.runtime.forward.finite import finite_rows
+from headway.runtime.forward.finite import extremes
 
 MODELS = ("KimiLinear", "GraniteMoeHybrid", "GptOss", "Qwen3")
 """A state and full attention, twice; windows; full attention alone."""
@@ -173,7 +173,7 @@ def test_a_row_is_finite_in_all_its_tokens_and_may_rule_tokens_out():
     logits[2, 0, 6] = torch.inf
     logits[3] = -torch.inf
     logits[4, 0, 1] = torch.nan
-    assert finite_rows(logits, hidden).tolist() == [True, False, False, False, False]
+    assert extremes(logits, hidden).isfinite().tolist() == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize("ranks", [{"tp": 2}, {"dcp": 2}], ids=["tp", "dcp"])

@@ -268,6 +268,12 @@ def test_a_checkpoint_that_is_not_what_its_config_says(saved: Path, tmp_path: Pa
     assert "\n" not in str(refused.value)
 
 
+def test_a_weight_that_is_nan_is_named(saved: Path, tmp_path: Path) -> None:
+    source = rewritten(saved, tmp_path / "m", lambda w: w[NORM].fill_(torch.nan) and None)
+    with pytest.raises(ModelError, match=f"its weight {NORM} has numbers that are NaN"):
+        load_model(source)
+
+
 def test_weights_that_a_checkpoint_may_have_besides(saved: Path, tmp_path: Path) -> None:
     known = ("mtp.fc.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "model.visual.blocks.0.norm.weight")
     source = rewritten(saved, tmp_path / "m", lambda w: w.update({name: torch.ones(3) for name in known}))

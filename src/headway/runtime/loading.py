@@ -119,6 +119,7 @@ def load_model(
         raise ModelError(
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
+    _require_numbers(name, model)
     folder = Path(path) if Path(path).is_dir() else None
     layout = inspect_model(model) if ranks is None or whole is None else layout_of_share(whole, model, ranks.size)
     return LoadedModel(name, model, tokenizer, layout, folder)
@@ -174,6 +175,16 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
                 f"damaged, or config.json is another model's"
             )
     return model
+
+
+def _require_numbers(name: str, model: PreTrainedModel) -> None:
+    """Refuse weights that are NaN, in one pass: sums show it, and are not finite where they overflow as well."""
+    suspect = ((key, weight) for key, weight in model.named_parameters() if not bool(weight.sum().isfinite()))
+    broken = next((key for key, weight in suspect if bool(weight.isnan().any())), None)
+    if broken is not None:
+        raise ModelError(
+            f"model {name!r} cannot be served: its weight {broken} has numbers that are NaN; get the checkpoint again"
+        )
 
 
 def _may_be_left(key: str, config: Any) -> bool:

@@ -4,10 +4,10 @@ A NaN is an answer to nothing: its row fails, and nothing of that step is kept. 
 
 - The logits that tokens are chosen from, by their largest: it is NaN if one is, and infinite if one is or if all are
   minus infinity. A single minus infinity is how some models rule a token out.
-- The decoder's last hidden vectors, of *all* tokens of the step. A query attends to its own key and value, and reads a
-  state that has taken in its own token. So an entry or a state that is not finite makes the vector of its token so, and
-  behind the norm that ends every decoder infinities are NaN as well. The last token's logits alone would miss an entry
-  that has left a window since.
+- The decoder's last hidden vectors of all tokens, in a step that makes logits of the last token alone. A query attends
+  to its own key and value, and reads a state that has taken in its own token. So an entry or a state that is not finite
+  makes the vector of its token so, and behind the norm that ends every decoder infinities are NaN as well. The last
+  token's logits alone would miss an entry that has left a window since.
 - A state that is exported, by its own numbers.
 
 The flags stay on the device until the step's tokens are read. When a row has failed, `damage` looks at what it started
@@ -28,21 +28,21 @@ from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.batch import RunBatch
 from headway.runtime.forward.plan import TokenPlan
 
-__all__ = ["damage", "finite_rows", "finite_states"]
+__all__ = ["damage", "extremes", "finite_states"]
 
 
-def finite_rows(logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Which rows of a forward are finite.
+def extremes(logits: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    """A number for each row of a forward, which is finite where the row is.
 
     Args:
         logits: float32 [rows, tokens or 1, vocab].
-        hidden: The decoder's output, [rows, tokens, width].
+        hidden: The decoder's output, [rows, tokens, width]; None where the logits speak of all tokens.
 
     Returns:
-        bool [rows].
+        float32 [rows]. They may be added up.
     """
-    largest = logits.amax(dim=-1).isfinite().all(dim=-1)
-    return largest & hidden.reshape(len(logits), -1).amax(dim=-1).isfinite()
+    largest = logits.amax(dim=(1, 2))
+    return largest if hidden is None else largest + hidden.reshape(len(logits), -1).amax(dim=1)
 
 
 def finite_states(arena: Arena, ids: torch.Tensor) -> torch.Tensor:

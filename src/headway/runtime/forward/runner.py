@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from headway.cache import CacheGeometry
 from headway.errors import ConfigError
 from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.batch import RunBatch, RunResult
-from headway.runtime.forward.finite import damage, finite_rows, finite_states
+from headway.runtime.forward.finite import damage, extremes, finite_states
 from headway.runtime.forward.plan import ForwardPlan, PlanRules, forwards
 from headway.runtime.forward.short_chunks import short_chunks
 from headway.runtime.forward.views import PagedCache
@@ -105,19 +106,19 @@ class ModelRunner:
         last = torch.empty((batch.rows, self.layout.vocab_size), dtype=torch.float32, device=self.device)
         every: list[list[torch.Tensor]] = [[] for _ in range(batch.rows)]
         wanted = np.zeros(batch.rows, dtype=np.bool_) if batch.all_logits is None else batch.all_logits
-        finite = torch.ones(batch.rows, dtype=torch.bool, device=self.device)
+        found = torch.zeros(batch.rows, dtype=torch.float32, device=self.device)
         for plan in forwards(batch, self.arena.geometry, self._rules, self.device, self._rank):
             asked = wanted[plan.rows]
-            logits, sound = self._forward(plan, bool(asked.any()), judge)
+            logits, extreme = self._forward(plan, bool(asked.any()), judge)
             rows = torch.from_numpy(plan.rows).to(self.device)
             last[rows] = logits[:, -1]
-            finite[rows] = finite[rows] & sound
+            found.index_add_(0, rows, extreme)
             for i in np.flatnonzero(asked):
                 every[plan.rows[i]].append(logits[i])
         for export in batch.exports:
             self._copy(export.source, export.destination)
-            finite[export.row] &= finite_states(self.arena, self._ids(export.source))
-        return RunResult(last, tuple(torch.cat(parts) if parts else None for parts in every), finite)
+            found[export.row].masked_fill_(~finite_states(self.arena, self._ids(export.source)), torch.nan)
+        return RunResult(last, tuple(torch.cat(parts) if parts else None for parts in every), found.isfinite())
 
     def faults(self, batch: RunBatch, result: RunResult) -> dict[int, RowFault]:
         """Rows of a batch that has just run whose numbers are not finite, and what is the matter with each.
@@ -134,13 +135,15 @@ class ModelRunner:
         return torch.from_numpy(np.asarray(blocks, dtype=np.int64)).to(self.device)
 
     def _forward(self, plan: ForwardPlan, whole: bool, judge: Judge | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one forward: logits, float32 [rows, tokens or 1, vocab], and which rows are finite, bool [rows]."""
+        """Run one forward: logits, float32 [rows, tokens or 1, vocab], and a number per row, finite if the row is."""
         cache = PagedCache(self.arena, plan, self._merge)
         options: dict[str, Any] = {self._cache_argument: cache}
         if self._keeps_logits and not whole:
             options["logits_to_keep"] = 1
         hidden: list[torch.Tensor] = []
-        tap = self._decoder.register_forward_hook(lambda module, args, output: hidden.append(output[0]))
+        tap: AbstractContextManager[Any] = nullcontext()
+        if plan.count > 1 and self._keeps_logits and not whole:  # else logits speak of all tokens
+            tap = self._decoder.register_forward_hook(lambda module, args, output: hidden.append(output[0]))
         with self._switch.attending(cache), short_chunks(self.model, plan.count), tap:
             try:
                 output: Mapping[str, Any] = self.model(
@@ -151,7 +154,7 @@ class ModelRunner:
                 raise
         logits: torch.Tensor = output["logits"].float()
         cache.store(None if judge is None else judge(plan, logits))
-        return logits, finite_rows(logits, hidden[-1])
+        return logits, extremes(logits, *hidden).float()
 
 
 def _decoder_of(model: PreTrainedModel) -> torch.nn.Module:
