@@ -70,11 +70,12 @@ class ParallelConfig:
     ] = "restart"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run; sizes that do not go together are for `EngineConfig`, which knows the blocks.
+        """Refuse what cannot run.
 
         Raises:
             ConfigError: The message names the option and what to change.
         """
+        require_ranks(self.tp, self.dcp, self.pcp, self.interleave)
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
         _one_of("communication", self.communication, COMMUNICATIONS)

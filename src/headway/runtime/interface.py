@@ -205,8 +205,8 @@ class AcceptanceRule(StrEnum):
     BLOCK = "block"
 
 
-def require_ranks(tp: int, dcp: int, pcp: int, interleave: int, block_tokens: int) -> None:
-    """Refuse sizes of ranks that are not served together.
+def require_ranks(tp: int, dcp: int, pcp: int, interleave: int, block_tokens: int = 0) -> None:
+    """Refuse sizes of ranks that are not served together; `block_tokens` is 0 where it is not known yet.
 
     Raises:
         ConfigError: The message names the option and what to change.
@@ -221,7 +221,8 @@ def require_ranks(tp: int, dcp: int, pcp: int, interleave: int, block_tokens: in
         )
     if pcp > 1:
         raise ConfigError(
-            f"pcp={pcp}: no executor splits a prompt over ranks yet: use --dcp (`headway replay --pcp` counts with it)"
+            f"pcp={pcp}: prefill context parallelism is geometry only, no executor splits a prompt over ranks yet: use "
+            f"--dcp (`headway replay --pcp` counts with it)"
         )
     if interleave > 1 and dcp == 1:
         raise ConfigError(f"interleave={interleave} says how --dcp splits tokens, and dcp=1: leave --interleave out")
