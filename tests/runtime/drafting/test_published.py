@@ -202,6 +202,19 @@ def test_heads_in_another_form_are_refused_by_its_name(tmp_path: Path) -> None:
         groups_without_weights("mtp", tmp_path, torch.float32)
 
 
+def test_a_config_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    with pytest.raises(ModelError, match="cannot load the config of the model"):
+        groups_without_weights("mtp", tmp_path, torch.float32)
+
+
+def test_it_has_the_types_of_its_model(folders: dict[str, Path]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folders["DeepseekV3"], dtype=torch.bfloat16)
+    drafter = load_drafter("mtp", model, folders["DeepseekV3"])
+    assert drafter._network.layer.eh_proj.weight.dtype == torch.bfloat16
+    assert drafter.groups == groups_without_weights("mtp", folders["DeepseekV3"], torch.bfloat16)
+
+
 def test_a_model_without_heads_brings_none(folders: dict[str, Path], tmp_path: Path) -> None:
     shutil.copy(folders["DeepseekV3"] / "config.json", tmp_path)
     with pytest.raises(ModelError, match="the model brings no such drafter along"):

@@ -41,7 +41,7 @@ def has_published_head(folder: Path) -> bool:
     Raises:
         ModelError: It has, and they are in a form that is not run.
     """
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config(decoder=True)
+    config = _config(folder)
     heads = _pattern(config)
     if not any(name.startswith("mtp.") or heads.search(name) for name in _weights(folder)):
         return False
@@ -55,7 +55,7 @@ def has_published_head(folder: Path) -> bool:
 
 def published_sizes(folder: Path, dtype: torch.dtype) -> EntrySizes:
     """What the head of a checkpoint that has one keeps of a token: as much as a layer of its model."""
-    config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config(decoder=True)
+    config = _config(folder)
     if config.model_type == "deepseek_v3":  # the latent and the rotary key
         return EntrySizes(1, (1, config.kv_lora_rank), (1, config.qk_rope_head_dim), dtype)
     heads = (config.num_key_value_heads, config.head_dim)
@@ -123,6 +123,15 @@ def _load(model: Any) -> Any:
         return MtpModel.from_pretrained(model)
     finally:
         del model._keys_to_ignore_on_load_unexpected
+
+
+def _config(folder: Path) -> Any:
+    """The config of a checkpoint's language model."""
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config(decoder=True)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"cannot load the config of the model in {folder}: {reason}") from error
 
 
 def _pattern(config: Any) -> re.Pattern[str]:
