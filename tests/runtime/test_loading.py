@@ -269,7 +269,7 @@ def test_a_checkpoint_that_is_not_what_its_config_says(saved: Path, tmp_path: Pa
 
 
 def test_a_weight_that_is_nan_is_named(saved: Path, tmp_path: Path) -> None:
-    source = rewritten(saved, tmp_path / "m", lambda w: w[NORM].fill_(torch.nan) and None)
+    source = rewritten(saved, tmp_path / "m", lambda w: [w[NORM].fill_(torch.nan)])
     with pytest.raises(ModelError, match=f"its weight {NORM} has numbers that are NaN"):
         load_model(source)
 
