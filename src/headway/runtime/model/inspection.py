@@ -27,6 +27,7 @@ from headway.cache import ComputeCost
 from headway.errors import ModelError
 from headway.runtime.model.attention import AttentionSwitch, Scores, masked_attention
 from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
+from headway.runtime.model.rotary import grows, long_rope_of
 
 __all__ = ["cache_argument", "inspect_model"]
 
@@ -149,6 +150,8 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
         uniform_starts=run.cache.asked_length,
         tp=tp,
         rank_parameters=held,
+        long_rope=long_rope_of(model, cache_argument(model)),
+        grows=grows(model),
     )
 
 
