@@ -411,6 +411,19 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """With two sets of rotary frequencies. `generate()` computes the first two anew at 96 tokens, and not the third."""
 
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeepseekV32": (
+        "DeepseekV32Config",
+        MODELS["DeepseekV3"][1] | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
+    ),
+    "Inkling": (
+        "InklingTextConfig",
+        GQA | {"intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 3, "n_routed_experts": 4},
+    ),
+    "Falcon": ("FalconConfig", {"num_hidden_layers": 2, "num_attention_heads": 4}),
+}
+"""Classes whose attention asks for what is not computed here."""
+
 WIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3NextWide": (
         "Qwen3NextConfig",

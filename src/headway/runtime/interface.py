@@ -196,13 +196,11 @@ class LongRope:
     recomputed: bool
 
     def begins_long(self, prompt: int, known: int) -> bool:
-        """Whether a request of `prompt` tokens, of which `known` tokens with its answer are told, begins with the
-        long set."""
+        """Whether a request begins with the long set: of `prompt` tokens, `known` ones with its answer so far."""
         return (known if self.recomputed else prompt) > self.original
 
     def room(self, start: int, long: bool) -> int | None:
-        """Tokens from `start` on that are computed with one set, by a request that began with the long one or not;
-        None for no limit."""
+        """Tokens from `start` on that use one set, of a request that began `long` or not; None for no limit."""
         return None if long or start >= self.original else self.original - start
 
 

@@ -437,7 +437,8 @@ def scheduled_step(
 ) -> ScheduledStep:
     """Put together what an executor needs for a step that the cache has granted.
 
-    `rope` are the model's two sets of rotary frequencies, if it has two. A row is asked for tokens where the step reaches the last known one, unless its answer has ended.
+    A row is asked for tokens where the step reaches the last known one, unless its answer has ended. `rope` are the
+    model's two sets of rotary frequencies, if it has two.
     """
     tokens, samples = [], []
     following = np.full(len(requests), -1, dtype=np.int64)

@@ -13,7 +13,7 @@ ones for the requests that follow, so that no two of its answers need agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -52,7 +52,7 @@ class LongSet:
                 stack.callback(after.remove)
             yield
 
-    def _show_more(self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _show_more(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         names = ("x", "position_ids", "layer_type")
         given = dict(zip(names, args, strict=False)) | kwargs
         positions: torch.Tensor = given["position_ids"]
