@@ -38,7 +38,7 @@ from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
-from headway.runtime.interface import GREEDY, RowAnswer, RowFault, SampleRow
+from headway.runtime.interface import GREEDY, LongRope, RowAnswer, RowFault, SampleRow
 
 __all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
 
@@ -78,6 +78,7 @@ class Scheduler:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         planner: DraftPlanner | None = None,
+        long_rope: LongRope | None = None,
     ) -> None:
         self.cache = cache
         self.running: list[RunningRequest] = []
@@ -85,6 +86,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._planner = planner
+        self._long_rope = long_rope
         self._waiting = WaitingRequests()
         self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
@@ -124,7 +126,7 @@ class Scheduler:
             step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
             self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
             if np.any(step.counts > 0):
-                return scheduled_step(self.cache, step, [request for request, _ in picks])
+                return scheduled_step(self.cache, step, [request for request, _ in picks], self._long_rope)
             if self._finish_draining():
                 continue
             if len(self.running) > 1:
@@ -152,17 +154,19 @@ class Scheduler:
         for request, fault in failed:
             self._fail_not_finite(request, fault)
         self._finish([request for request in scheduled.requests if self._over(request)])
+        self._begin_long([request for request in scheduled.requests if request.lease is not None])
         return self.take_news()
 
     def _fail_not_finite(self, request: RunningRequest, fault: RowFault) -> None:
         """End a request whose numbers became NaN or infinite, and forget what it had them from."""
-        place, answered = request.computed, request.finish_reason is not None
+        assert request.lease is not None
+        namespace, place = request.lease.prompt.namespace, request.computed
+        answered = request.finish_reason is not None
         self.cache.abort(self._rows([request]))
         self._stop_running(request)
         self.counters.not_finite += 1
         if fault.damaged is not None:
             self.counters.damaged_prefixes += 1
-            namespace = self.cache.namespace(salt=request.request.salt)
             self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
         error = NotFiniteError(f"request {request.request_id}: {_why_not_finite(place, fault)}")
         logger.error("%s", error)
@@ -260,6 +264,7 @@ class Scheduler:
         counts = [request.pending for request in answering]
         if self._planner is not None:
             counts = self._planner.plan(answering, self._config.max_batched_tokens)
+        counts = [min(count, self._one_set(request)) for request, count in zip(answering, counts, strict=True)]
         picks = list(zip(answering, counts, strict=True))
         decoding, budget = len(picks), self._config.max_batched_tokens - sum(count for _, count in picks)
         prefills = deque(request for request in self.running if not self._answering(request))
@@ -269,9 +274,9 @@ class Scheduler:
                 break
             # The first takes at most three quarters while others wait, so that a short prompt passes a long one.
             crowded = len(picks) == decoding and (len(prefills) > 0 or len(self._queue) > 0)
-            share = budget - budget // 4 if crowded and self._config.chunked_prefill else budget
+            share = budget - budget // 4 if crowded and not self._single_steps else budget
             count = min(self._wanted(request), share)
-            if count < self._wanted(request) and not self._config.chunked_prefill:
+            if count < self._wanted(request) and self._single_steps:
                 break
             picks.append((request, count))
             budget -= count
@@ -296,10 +301,20 @@ class Scheduler:
         return None
 
     def _wanted(self, request: RunningRequest) -> int:
-        """Tokens up to where its next chunk should stop."""
+        """Tokens up to where its next chunk should stop: one, if it is a chunk that its model cannot continue by.
+
+        Such single steps run in one forward with those of requests that decode.
+        """
         assert request.lease is not None
-        stop = min(int(request.lease.next_stop), request.computed + request.pending)
+        if self._single_steps and request.computed:
+            return 1
+        stop = min(int(request.lease.next_stop), request.computed + min(request.pending, self._one_set(request)))
         return max(1, stop - request.computed)
+
+    @property
+    def _single_steps(self) -> bool:
+        """Whether the model continues token by token only."""
+        return self._config.step_tokens is not None
 
     def _admit_next(self) -> RunningRequest | None:
         """Admit the next request that may run beside others, or None if there is none now."""
@@ -318,12 +333,35 @@ class Scheduler:
             return False
         hit = self.cache.lookup(self._prompt(request))
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        fits = fits_beside(self.cache, held, request.known, hit.tokens)
+        used = hit.tokens if hit.tokens >= self._config.least_hit(request.known) else 0
+        fits = fits_beside(self.cache, held, request.known, used)
         request.hit, request.refused_epoch = (hit, None) if fits else (None, self._epoch)
         return fits
 
     def _prompt(self, request: RunningRequest) -> Prompt:
-        return request.cache_prompt(self.cache.namespace(salt=request.request.salt))
+        """What the cache is asked for. Entries of the long set of frequencies are in a namespace of their own."""
+        of_set = "long-rope" if self._begins_long(request) else ""
+        return request.cache_prompt(self.cache.namespace(of_set, salt=request.request.salt))
+
+    # -- two sets of rotary frequencies -----------------------------------------------------------------------------
+
+    def _begins_long(self, request: RunningRequest) -> bool:
+        rope = self._long_rope
+        return rope is not None and rope.begins_long(request.prompt_length, request.known)
+
+    def _one_set(self, request: RunningRequest) -> int:
+        """Most tokens of a request that one step may compute, since they use one set of frequencies."""
+        room = None if self._long_rope is None else self._long_rope.room(request.computed, request.long)
+        return len(request.tokens) if room is None else room
+
+    def _begin_long(self, requests: Sequence[RunningRequest]) -> None:
+        """Send requests back to be computed anew whose entries no longer go with what follows them."""
+        grown = [r for r in requests if r.finish_reason is None and self._begins_long(r) != r.long]
+        if grown:
+            self.cache.preempt(self._rows(grown))
+        for request in grown:
+            self._stop_running(request)
+            self._queue.push_returned(request)
 
     # -- moving requests --------------------------------------------------------------------------------------------
 
@@ -333,12 +371,14 @@ class Scheduler:
         asked = request.request.explain and request.cached_tokens is None
         displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
         try:
-            lease = self.cache.lease(self._prompt(request), request.hit)
+            least = self._config.least_hit(request.known)
+            lease = self.cache.lease(self._prompt(request), request.hit, least_hit=least)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
+        request.long = self._begins_long(request)
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
@@ -434,10 +474,13 @@ class Scheduler:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)
 
 
-def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningRequest]) -> ScheduledStep:
+def scheduled_step(
+    cache: PrefixCache, step: Step, requests: Sequence[RunningRequest], rope: LongRope | None = None
+) -> ScheduledStep:
     """Put together what an executor needs for a step that the cache has granted.
 
-    A row is asked for tokens where the step reaches the last known one, unless its answer has ended.
+    A row is asked for tokens where the step reaches the last known one, unless its answer has ended. `rope` are the
+    model's two sets of rotary frequencies, if it has two.
     """
     tokens, samples = [], []
     following = np.full(len(requests), -1, dtype=np.int64)
@@ -448,7 +491,11 @@ def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningReq
             following[i] = request.tokens[stop]
         wanted = count > 0 and stop == request.known and not request.draining
         samples.append(_sample_row(request) if wanted else None)
-    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following), requests)
+    long = None
+    if rope is not None:
+        begun = np.array([request.long for request in requests], dtype=np.bool_)
+        long = begun | (step.starts >= rope.original)
+    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following, long=long), requests)
 
 
 def _why_not_finite(place: int, fault: RowFault) -> str:

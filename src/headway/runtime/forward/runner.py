@@ -28,6 +28,7 @@ from headway.runtime.interface import RowFault
 from headway.runtime.model.attention import AttentionSwitch
 from headway.runtime.model.inspection import cache_argument
 from headway.runtime.model.layout import ModelLayout
+from headway.runtime.model.rotary import LongSet
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["IN_FORWARD", "Judge", "ModelRunner"]
@@ -88,6 +89,7 @@ class ModelRunner:
         self._rules = PlanRules(layout.uniform_starts, single_steps)
         self._switch = AttentionSwitch(model)
         self._decoder = _decoder_of(model)
+        self._long_set = LongSet(model, layout.long_rope)
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -144,7 +146,12 @@ class ModelRunner:
         tap: AbstractContextManager[Any] = nullcontext()
         if plan.count > 1 and self._keeps_logits and not whole:  # else logits speak of all tokens
             tap = self._decoder.register_forward_hook(lambda module, args, output: hidden.append(output[0]))
-        with self._switch.attending(cache), short_chunks(self.model, plan.count), tap:
+        with (
+            self._switch.attending(cache),
+            self._long_set.used(plan.long),
+            short_chunks(self.model, plan.count),
+            tap,
+        ):
             try:
                 output: Mapping[str, Any] = self.model(
                     input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
