@@ -5,8 +5,10 @@ conversation; a boundary is kept only where that text is a prefix of the whole t
 whole tokens, because a checkpoint anywhere else could never be hit. To check that in time linear in the prompt, each
 stretch between two boundaries is tokenised by itself and compared with its place in the whole.
 
-A client's breakpoint (`cache_control`) is a wish and not a guess: where its text does not end with a token, it is put
-at the last token before.
+A client's breakpoint (`cache_control`) is a wish and not a guess. It lies where the marked text ends, before what the
+template closes the message with: others may have another part behind the same text. Two renderings tell the two apart,
+one that ends there and one in which the text goes on. Where the text does not end with a token in both, the breakpoint
+is put at the last token before.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ _FIRST_BOUNDARIES, _LAST_BOUNDARIES = 8, 24
 """Messages whose ends are looked for: each costs a rendering, and what lies between was kept by earlier turns."""
 _MAX_MARKS = 64
 """Breakpoints that one request may mark: each costs a rendering of the conversation up to it."""
+_MORE = "more"
+"""Stands for a part behind the marked one."""
 _MAX_MISMATCHES = 4
 """Ends inside a token after which no more are looked for: each makes the next stretch to tokenise longer."""
 # Options of transformers' function itself. The template above all: it is a program, and clients do not choose programs.
@@ -176,35 +180,42 @@ def _marked_ends(
     text: str,
     tokenizer: TextTokenizer,
     options: Mapping[str, Any],
-) -> set[int]:
-    """Where the client put `cache_control`, as offsets into `text`."""
-    ends = set()
+) -> dict[int, str]:
+    """Where the texts end that the client marked, as offsets into `text`, and what would follow if they went on."""
+    ends: dict[int, str] = {}
     for i, message in enumerate(given):
         cuts = [] if message.cache_control is None else [len(message.parts())]
         if not isinstance(message.content, str):
             cuts += [j for j, part in enumerate(message.content, start=1) if part.cache_control is not None]
         for cut in cuts:
-            shortened = [*messages[:i], _plain(message, message.parts()[:cut])]
-            rendered = _try_render(shortened, tokenizer, options)
-            ends.add(_common_start(rendered or "", text))
-    return ends - {0}
+            parts = message.parts()[:cut]
+            closed, open_ = (
+                _try_render([*messages[:i], _plain(message, [*parts, *more])], tokenizer, options) or ""
+                for more in ((), (_MORE,))
+            )
+            end = min(_common_start(closed, text), _common_start(closed, open_))
+            if end:
+                ends[end] = open_[end : end + len(_MORE) + 1]
+    return ends
 
 
 def _positions(
-    text: str, tokens: Sequence[int], ends: set[int], marks: set[int], tokenizer: TextTokenizer
+    text: str, tokens: Sequence[int], ends: set[int], marks: Mapping[int, str], tokenizer: TextTokenizer
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Token positions of offsets into `text`: of those in `ends` that fall between tokens, of all in `marks`."""
     boundaries: list[int] = []
     breakpoints: list[int] = []
     start = position = mismatches = 0
-    for end in sorted(ends | marks):
+    for end in sorted(ends | marks.keys()):
         if mismatches >= _MAX_MISMATCHES and end not in marks:
             continue
         stretch = tokenizer.encode(text[start:end])
         common = _common_prefix(stretch, tokens[position : position + len(stretch)])
         exact = common == len(stretch)
-        if end in marks and position + common > 0:
-            breakpoints.append(position + common)
+        if end in marks:
+            going_on = tokenizer.encode(text[start:end] + marks[end])
+            reached = position + min(common, _common_prefix(going_on, stretch))
+            breakpoints += [reached] if reached else []
         if not exact:
             mismatches += 1
             continue
