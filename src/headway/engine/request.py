@@ -35,6 +35,7 @@ class GenerationRequest:
         breakpoints: Positions at which the client asks for a checkpoint.
         pin: Protect this many first tokens from eviction.
         no_store: Read the cache, keep nothing in it.
+        text: The prompt as text, for observers; empty where it came as tokens.
     """
 
     tokens: Int32s
@@ -49,6 +50,7 @@ class GenerationRequest:
     breakpoints: tuple[int, ...] = ()
     pin: int = 0
     no_store: bool = False
+    text: str = ""
 
 
 @dataclass
@@ -94,6 +96,7 @@ class RequestResult:
         request: What was asked.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
+        settled: How many first tokens are all text that could be shown, and how many characters that is.
     """
 
     finish_reason: str
@@ -109,6 +112,7 @@ class RequestResult:
     request: GenerationRequest
     drafted: int = 0
     accepted: int = 0
+    settled: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -297,6 +301,7 @@ class RunningRequest:
             request=self.request,
             drafted=self.drafted,
             accepted=self.accepted,
+            settled=self.text.settled,
         )
 
 

@@ -48,6 +48,9 @@ class _ServerFlags:
     port: Annotated[int, option(_SERVER, "Port to listen on; 0 for any that is free.", min=0, max=65535)] = 8000
     api_key: Annotated[str | None, option(_SERVER, "Key that clients must send.", envvar="HEADWAY_API_KEY")] = None
     served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
+    restore_answers: Annotated[
+        bool, option(_SERVER, "Where a prompt sends an answer back as text, use the token ids that it was given in.")
+    ] = True
     grace: Annotated[int, option(_SERVER, "Seconds that running requests get at shutdown.", min=0)] = 30
     log_level: Annotated[str, option(_SERVER, f"{', '.join(_LOG_LEVELS[:-1])} or {_LOG_LEVELS[-1]}.")] = "info"
 
@@ -95,7 +98,7 @@ def serve(
         built = _build(model, config, console, hints=server.log_level == "debug")
         name = server.served_model_name or built.name
         recorder = None if recording.record is None else Recorder(recording.record, recording.record_form, name)
-        options = _server_options(name, server.api_key, body_limit, recorder)
+        options = _server_options(name, server, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, server.log_level, server.grace)
 
@@ -111,10 +114,10 @@ def _build(model: str | None, config: EngineConfig, console: Console, *, hints: 
     return build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
 
 
-def _server_options(name: str, api_key: str | None, body_limit: int, recorder: Recorder | None) -> ServerOptions:
+def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: Recorder | None) -> ServerOptions:
     from headway.server.service import ServerOptions
 
-    return ServerOptions(name, api_key, body_limit, recorder)
+    return ServerOptions(name, flags.api_key, body_limit, recorder, flags.restore_answers)
 
 
 def _set_up_logging(level: str, console: Console) -> None:

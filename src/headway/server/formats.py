@@ -51,12 +51,13 @@ def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, A
                 "reason": loss.reason.value,
                 "start": loss.start,
                 "stop": loss.stop,
-                "detail": "" if loss.detail is None else str(loss.detail),
+                "detail": _detail(loss, prompt),
             }
             for loss in losses
         ],
         "boundaries": list(prompt.boundaries),
         "breakpoints": list(prompt.breakpoints),
+        "own_answers": [{"start": own.start, "stop": own.stop, "restored": own.restored} for own in prompt.answers],
         "preemptions": result.preemptions,
         "seconds": {
             "queue": _rounded(timings.queue),
@@ -64,6 +65,17 @@ def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, A
             "total": _rounded(timings.total),
         },
     }
+
+
+def _detail(loss: Loss, prompt: PreparedPrompt) -> str:
+    """What else there is to say of a loss."""
+    for own in prompt.answers:
+        if loss.reason is Reason.PARTED and own.differs == loss.start and not own.restored:
+            return (
+                f"an answer of this server, in other tokens from {loss.start} on than it was given in: "
+                f"the tokenizer writes its text so, and --no-restore-answers leaves it at that"
+            )
+    return "" if loss.detail is None else str(loss.detail)
 
 
 def _for_clients(losses: Sequence[Loss]) -> Sequence[Loss]:
