@@ -239,9 +239,17 @@ class RunningRequest:
         return self.finish_reason is not None and self.lease is not None
 
     @property
+    def reachable(self) -> int:
+        """Position that a client can come back to with the text it has got: before an unfinished character, and before
+        what a stop string, or its beginning, holds back."""
+        return self.prompt_length + self.text.settled[0]
+
+    @property
     def pending(self) -> int:
-        """Tokens to compute: all that are known, of an ended answer all but the last."""
-        return self.known - self.computed - (self.finish_reason is not None)
+        """Tokens to compute: all that are known, of an ended answer those that are reachable, all but the last."""
+        if self.finish_reason is None:
+            return self.known - self.computed
+        return max(0, min(self.known - 1, self.reachable) - self.computed)
 
     def cache_prompt(self, namespace: int) -> Prompt:
         """What the cache is asked for: the prompt, and after a preemption the answer so far as well. Made once each."""
