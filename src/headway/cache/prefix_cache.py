@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
@@ -45,13 +45,13 @@ from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
+from headway.cache.shape.geometry import Ids
 from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.symbols import Media, Symbols, SymbolTable
 from headway.errors import ConfigError, LeaseError
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
-Ids = NDArray[np.int32]
 _NAMESPACES_COMPARED = 16
 """Other namespaces in which a prompt is looked for to explain what does not match: the latest ones."""
 _LONGEST_NAME = 256

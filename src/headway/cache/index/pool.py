@@ -14,19 +14,19 @@ operations work on arrays of distinct ids; each is O(ids given). Single ids, whi
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.cache.shape.geometry import Ids, Longs
 from headway.errors import ConfigError
 
 __all__ = ["BlockPool"]
-
-Ids = NDArray[np.int32]
-
 
 _HOLDER, _USER = 1, 1 << 32
 """What one holder and one user add to the count of a block."""
 _HOLDERS = _USER - 1
 """The part of a count that is holders."""
+_CHANGES = {(h, u): np.array(h * _HOLDER + u * _USER) for h in (-1, 0, 1) for u in (-1, 0, 1)}
+_ONE_USER = np.array(_USER)
+"""Numbers as arrays, which numpy need not convert again for each use."""
 
 
 class BlockPool:
@@ -65,12 +65,12 @@ class BlockPool:
         return self.pins.nbytes + self._counts.nbytes + self._stack.nbytes
 
     @property
-    def references(self) -> NDArray[np.int64]:
+    def references(self) -> Longs:
         """int64 [blocks], holders of each block, of a state on its first block (1 on the others); 0 means free."""
         return self._counts & _HOLDERS
 
     @property
-    def users(self) -> NDArray[np.int64]:
+    def users(self) -> Longs:
         """int64 [blocks], leases and pins that need each block, of a state on its first block (1 on the others)."""
         return self._counts >> 32
 
@@ -136,7 +136,7 @@ class BlockPool:
         self.pinned -= int(np.count_nonzero(self.pins[ids] == 0))
         self.disuse(ids, whole=whole)
 
-    def free_ids(self) -> NDArray[np.int64]:
+    def free_ids(self) -> Longs:
         """Ids on the free list, for invariant checks."""
         return self._stack[: self.free]
 
@@ -159,14 +159,14 @@ class BlockPool:
         self.free += weight
         return weight
 
-    def _change_many(self, ids: Ids, holders: int, users: int, times: int | NDArray[np.int64] = 1) -> int:
+    def _change_many(self, ids: Ids, holders: int, users: int, times: Longs | None = None) -> int:
         at = ids.astype(np.int64)  # which numpy need not convert again to index with it
-        before = self._counts[at]
-        self._counts[at] = after = before + times * (holders * _HOLDER + users * _USER)
+        before, change = self._counts[at], _CHANGES[holders, users]
+        self._counts[at] = after = before + (change if times is None else times * change)
         if users > 0:
-            self.used += int(np.count_nonzero(before < _USER))
+            self.used += int(np.count_nonzero(before < _ONE_USER))
         elif users < 0:
-            self.used -= int(np.count_nonzero(after < _USER))
+            self.used -= int(np.count_nonzero(after < _ONE_USER))
         if holders >= 0:
             return 0
         freed = at[after & _HOLDERS == 0]

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headway.cache.index.edge import Anchor, Checkpoint, Edge, Match, Section
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.reclaim import Reclaimer, Retention
 from headway.cache.index.residency import Residency
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage
-from headway.cache.shape.geometry import CacheGeometry
+from headway.cache.shape.geometry import CacheGeometry, Ids
 
 __all__ = ["PrefixIndex"]
 
-Ids = NDArray[np.int32]
 _FEW_NAMESPACES = 64
 """Namespaces among which empty ones are not looked for."""
 
@@ -74,7 +70,7 @@ class PrefixIndex:
 
     def place(self, namespace: int, at: Match, position: int) -> Match:
         """The place at `position` of the path to `at`."""
-        return Match(at.edge_at(position), position) if position else Match(self._root(namespace), 0)
+        return Match(at.edge.edge_at(position), position) if position else Match(self._root(namespace), 0)
 
     def enter(self, namespace: int, at: Match, data: bytes) -> tuple[Match, Anchor]:
         """Make `data` known from `at` on, where nothing known continues with it, and let a lease end behind it.
@@ -106,7 +102,7 @@ class PrefixIndex:
         """A lease will compute nothing behind `position`: move its place there if it is further."""
         if position < anchor.position:
             left = anchor.edge
-            edge = Match(left, anchor.position).edge_at(position) if position else left.root()
+            edge = left.edge_at(position) if position else left.root()
             self.tree.move(anchor, Match(edge, position))
             self.version += 1
             self.reclaim.tidy(left)

@@ -84,8 +84,6 @@ class Reclaimer:
 
     def make_room(self, blocks: int) -> bool:
         """Evict until `blocks` are free. Returns whether they are; if not, nothing has changed."""
-        if self._pool.free >= blocks:
-            return True
         self.expire_pins()
         if blocks > self._pool.available:
             return False
@@ -105,7 +103,7 @@ class Reclaimer:
             return None
         edge, now, blocks = item.edge, self._usage.ticks, item.blocks
         keep = self._fallback(item, 1)
-        if edge.busy == 0 and edge.marks[-1] == item.position > keep and edge.resident_children == 0:
+        if edge.busy == 0 and edge.checkpoints[-1] is item and item.position > keep and edge.resident_children == 0:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
@@ -128,7 +126,7 @@ class Reclaimer:
             self._trim(edge, self._fallback(item, wanted), "evicted")
         else:
             self._drop(item, "evicted")
-        if not edge.marks or edge.marks[-1] <= item.position:
+        if edge.last_checkpoint <= item.position:
             self.tidy(edge, "evicted")
 
     def _drop(self, item: Checkpoint, cause: str) -> None:
@@ -162,7 +160,7 @@ class Reclaimer:
                 self._residency.merge_last_blocks(edge)
                 continue
             keep = max(edge.floor, min(held[edge], edge.resident))
-            while edge.checkpoints and not edge.checkpoints[-1].floats and edge.marks[-1] > keep:
+            while not self._tree.floats and edge.last_checkpoint > keep:
                 self._drop(edge.checkpoints[-1], "evicted")
             self._trim(edge, keep, "evicted")
 
@@ -177,7 +175,7 @@ class Reclaimer:
         while edge.parent is not None:
             parent, idle = edge.parent, edge.idle
             if idle:
-                self._trim(edge, edge.marks[-1] if edge.marks else edge.start, cause)
+                self._trim(edge, edge.last_checkpoint, cause)
                 if edge.checkpoints:
                     self.queue.push(edge.checkpoints[-1])
             gone = self._forget_uncomputed(edge)
@@ -200,6 +198,8 @@ class Reclaimer:
     def keep_limits(self) -> None:
         """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
         tree, keep, before = self._tree, self._keep, self._pool.free
+        if tree.tokens <= keep.most_tokens and tree.nbytes <= keep.most_bytes:
+            return
         while self._history and (tree.tokens > keep.most_tokens or tree.nbytes > keep.most_bytes):
             self._forget_oldest()
         while tree.nbytes > keep.hard_bytes:

@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.cache.index.edge import Checkpoint, Edge, Match
 from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Listeners, ResidentGrown, ResidentShrunk
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.tree import PrefixTree
+from headway.cache.shape.geometry import Ids
 
 __all__ = ["Residency"]
-
-Ids = NDArray[np.int32]
 
 
 class Residency:

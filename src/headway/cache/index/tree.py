@@ -31,15 +31,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headway.cache.index.edge import Anchor, Checkpoint, Edge, LostCheckpoint, Match
+from headway.cache.index.edge import Anchor, Checkpoint, Edge, LostCheckpoint, Match, Pin
 from headway.cache.index.pool import BlockPool
 from headway.cache.policy.reuse import PATH
-from headway.cache.shape.geometry import TableGeometry
+from headway.cache.shape.geometry import Ids, TableGeometry
 
 __all__ = [
     "CHECKPOINT_BYTES",
@@ -52,8 +51,6 @@ __all__ = [
     "token_bytes",
 ]
 
-Ids = NDArray[np.int32]
-
 EDGE_BYTES, RUN_BYTES = 1200, 120
 """What an edge takes apart from tokens and block ids: the object, its containers and its place in its parent's; and
 what it takes for each prefix table."""
@@ -65,18 +62,13 @@ PIN_BYTES = 300
 """What a pin takes with its end in the heap."""
 NAMESPACE_BYTES = 500
 """What the name of a namespace takes: two are remembered for every root."""
+_INT32 = np.dtype(np.int32)
 _COMPARE_CHUNK = 32768
 """Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work
 early."""
 
 
-class _Placed(Protocol):
-    """What lies at a position of an edge."""
-
-    position: int
-
-
-Placed = TypeVar("Placed", bound=_Placed)
+Placed = TypeVar("Placed", Checkpoint, Pin, Anchor)
 
 
 def _divide(items: Sequence[Placed], position: int) -> tuple[list[Placed], list[Placed]]:
@@ -106,6 +98,16 @@ def _common(text: array[int], skip: int, data: bytes, offset: int) -> int:
     if skip == len(text) or offset == len(data):
         return 0
     return common_prefix(np.frombuffer(text, np.int32)[skip:], np.frombuffer(data, np.int32, offset=offset))
+
+
+def _count_busy(edge: Edge | None, change: int) -> None:
+    """One lease more (1) or less (-1) ends on `edge`."""
+    while edge is not None:
+        was = edge.busy
+        edge.busy = was + change
+        if was and edge.busy:
+            return
+        edge = edge.parent
 
 
 class PrefixTree:
@@ -232,8 +234,7 @@ class PrefixTree:
                     parts.append(run[low - begin : stop - begin])
                     stop = low
             at = at.parent
-        parts.reverse()
-        return np.frombuffer(b"".join(parts), dtype=np.int32)
+        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts[::-1]), _INT32)
 
     def edges(self) -> Iterator[Edge]:
         """All edges, parents before children, roots excluded."""
@@ -248,18 +249,14 @@ class PrefixTree:
     def attach(self, at: Match) -> Anchor:
         """Let a lease end at `at`: its way there stays known, and is not trimmed, until `detach`."""
         anchor = Anchor(*at)
-        self._attach(anchor)
+        at.edge.anchors.append(anchor)
+        _count_busy(at.edge, 1)
         return anchor
 
     def detach(self, anchor: Anchor) -> None:
         """Undo `attach`."""
         anchor.edge.anchors.remove(anchor)
-        edge: Edge | None = anchor.edge
-        while edge is not None:
-            edge.busy -= 1
-            if edge.busy:
-                return
-            edge = edge.parent
+        _count_busy(anchor.edge, -1)
 
     def move(self, anchor: Anchor, to: Match) -> None:
         """Let a lease end at `to` instead."""
@@ -268,16 +265,8 @@ class PrefixTree:
             return
         self.detach(anchor)
         anchor.edge, anchor.position = to
-        self._attach(anchor)
-
-    def _attach(self, anchor: Anchor) -> None:
-        anchor.edge.anchors.append(anchor)
-        edge: Edge | None = anchor.edge
-        while edge is not None:
-            edge.busy += 1
-            if edge.busy > 1:
-                return
-            edge = edge.parent
+        to.edge.anchors.append(anchor)
+        _count_busy(to.edge, 1)
 
     def mark_computed(self, edge: Edge, start: int, stop: int) -> None:
         """Positions [start, stop) of the path through `edge` have been computed."""
@@ -336,7 +325,7 @@ class PrefixTree:
         edge.trim = edge.trim if edge.computed > edge.resident else None
 
         self._split_checkpoints(upper, edge, position)
-        upper.lost, edge.lost = _divide(edge.lost, position)
+        upper.lost = {at: edge.lost.pop(at) for at in list(edge.lost) if at <= position}
         upper.pins, edge.pins = _divide(edge.pins, position)
         upper.anchors, edge.anchors = _divide(edge.anchors, position)
         for pin in upper.pins:
@@ -364,23 +353,19 @@ class PrefixTree:
         if edge.computed == edge.resident:
             edge.trim = None
         self.losses -= len(edge.lost)
-        edge.lost = [lost for lost in edge.lost if lost.position <= keep]
+        edge.lost = {at: lost for at, lost in edge.lost.items() if at <= keep}
         self.losses += len(edge.lost)
         return keep == edge.start
 
     def remember(self, edge: Edge, lost: LostCheckpoint) -> None:
         """A checkpoint of `edge` went."""
-        self.forget_lost(edge, lost.position)
-        edge.lost.append(lost)
-        edge.lost.sort(key=lambda one: one.position)
-        self.losses += 1
+        self.losses += lost.position not in edge.lost
+        edge.lost[lost.position] = lost
 
     def forget_lost(self, edge: Edge, position: int) -> LostCheckpoint | None:
         """What `edge` remembers of a checkpoint that went from `position`, which it forgets."""
-        found = next((lost for lost in edge.lost if lost.position == position), None)
-        if found is not None:
-            edge.lost.remove(found)
-            self.losses -= 1
+        found = edge.lost.pop(position, None)
+        self.losses -= found is not None
         return found
 
     def _new(self, parent: Edge, start: int, text: array[int]) -> Edge:
@@ -412,11 +397,8 @@ class PrefixTree:
         if self.floats:
             (over,), (under,) = upper.checkpoints, lower.checkpoints
             over.hits, over.missed, over.used, over.age = under.hits, under.missed, under.used, under.age
-            upper.marks[0], lower.marks[0] = upper.resident, lower.resident
             over.position, under.position = upper.resident, lower.resident
             return
         upper.checkpoints, lower.checkpoints = _divide(lower.checkpoints, position)
-        for edge in (upper, lower):
-            edge.marks = [one.position for one in edge.checkpoints]
         for checkpoint in upper.checkpoints:
             checkpoint.edge = upper

@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from headway.cache.index.edge import Match, Section
 from headway.cache.index.usage import count
-from headway.cache.lease.step import Ids, Longs, Rows, StateExport, Step
+from headway.cache.lease.step import Rows, StateExport, Step
 from headway.cache.lease.table import AHEAD, BROKEN, FAR, MOST_SAMPLED, STEPPING, Parts, Record
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs
 from headway.cache.shape.checks import tokens as as_tokens
-from headway.cache.shape.geometry import TableKind
+from headway.cache.shape.geometry import Ids, Longs, TableKind
 from headway.errors import LeaseError
 
 __all__ = ["Committer"]
@@ -365,7 +365,8 @@ class Committer(Parts):
         """Release all that a lease holds and free its row."""
         leases, record = self.leases, self.leases.record(row)
         self._release_sources(record)
-        self._drop_exports(list(record.exports.values()))
+        if record.exports:
+            self._drop_exports(list(record.exports.values()))
         for table in self.geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
             first = leases.owned.item(table.index, row)

@@ -141,7 +141,7 @@ class Opener(Parts):
         if self.pool.pinned:
             available -= self.pool.pinned
             if start:
-                available += self.index.reclaim.pins.held_within(hit.at.edge_at(start), start)
+                available += self.index.reclaim.pins.held_within(hit.at.edge.edge_at(start), start)
             if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
                 first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
         length = len(hit.prompt.tokens)

@@ -1,3 +1,1 @@
 """Who decides: placement, eviction, and what was learned of reuse."""
-
-__all__: list[str] = []
