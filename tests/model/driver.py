@@ -236,7 +236,7 @@ class Driver(Keeping):
         publish = live.publish and live.attached and not live.doomed
         donated = how != "finish" or "answer_end" in self.world.config.placement
         kept = lane.computed
-        if how != "preempt" and self.tails and mark is not None and mark <= lane.computed - back:
+        if back and how != "preempt" and self.tails and mark is not None and mark <= lane.computed - back:
             kept = mark if self.stateful else lane.computed - back
         if publish and (how != "abort" or self.tails):
             proved = kept + self.geometry.lookahead <= len(live.tokens)

@@ -121,14 +121,14 @@ class CacheMachine(RuleBasedStateMachine):
         live = self.pick(which)
         if how != "finish" or live.lane.computed >= live.prompt_length:
             self.driver.end(live, "preempt" if how == "come back" else how, back)
+        if how == "come back" and live not in self.driver.lives:
+            self.driver.come_back(live)
 
     @precondition(running)
     @rule(which=_WHICH)
     def bookmark(self, which: int) -> None:
         """A request remembers where it stands."""
         self.driver.bookmark(self.pick(which))
-        if how == "come back" and live not in self.driver.lives:
-            self.driver.come_back(live)
 
     @rule(several=st.lists(probes(), min_size=1, max_size=3), rare=st.integers(0, 15))
     def probe(self, several: list[Probe], rare: int) -> None:

@@ -77,3 +77,10 @@ def test_others_share_a_marked_part_whatever_follows_it(chat: Chat):
     for content in ([marked], [marked, more]):
         last = chat.ask([LIBRARIAN[0], {"role": "user", "content": content}], max_tokens=2)
     assert cached(last) == last.headway["matched_tokens"] == last.headway["breakpoints"][0]
+
+
+def test_an_answer_that_a_stop_string_ends_is_reused_up_to_its_visible_text(chat: Chat):
+    stopped = chat.ask(LIBRARIAN, max_tokens=48, stop=[" I was"])
+    assert stopped.choices[0].message.content == "I am the small built-in model of Headway."
+    second = chat.ask(chat.go_on(LIBRARIAN, stopped), max_tokens=4)
+    assert (cached(second), second.headway["resumed_from"]) == (41, "answer_end")
