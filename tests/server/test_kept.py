@@ -1,4 +1,4 @@
-"""What was computed serves whoever asks for it next: real chats with the official client, on the built-in model and others.
+"""What was computed serves whoever asks for it next: chats with the official client, on the built-in model and others.
 
 The numbers are those of the tokens that two prompts have in common, not those that the server says.
 """

@@ -240,8 +240,10 @@ class RunningRequest:
 
     @property
     def reachable(self) -> int:
-        """Position that a client can come back to with the text it has got: before an unfinished character, and before
-        what a stop string, or its beginning, holds back."""
+        """Position that a client can come back to with the text it has got.
+
+        It lies before an unfinished character, and before what a stop string, or its beginning, holds back.
+        """
         return self.prompt_length + self.text.settled[0]
 
     @property

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from headway.cache.index.edge import Match
+from headway.cache.index.edge import PASSED_OVER, Match
 from headway.cache.policy.reuse import PATH
 
 __all__ = ["Evicted", "Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
@@ -193,7 +193,7 @@ def _computed(at: Match) -> int:
 
 def _unkept(at: Match, hit: int, computed: int, now: float) -> Iterator[Loss]:
     """Lines for [hit, computed) of a model with checkpoints: tokens that were computed and cannot be reused."""
-    lost = next(at.lost(hit, computed), None)
+    lost = next((one for one in at.lost(hit, computed) if one.cause != PASSED_OVER), None)
     if lost is not None:
         detail = Evicted(lost.position, lost.kind, lost.cause, now - lost.when)
         yield Loss(Reason.EVICTED, hit, lost.position, detail)

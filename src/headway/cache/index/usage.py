@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from headway.cache.index.edge import Checkpoint, Edge, Match
+from headway.cache.index.edge import PASSED_OVER, Checkpoint, Edge, LostCheckpoint, Match
 from headway.cache.index.tree import PrefixTree
 from headway.cache.policy.eviction import EvictionPolicy
 from headway.cache.policy.reuse import PATH, ReuseRates
@@ -76,6 +76,11 @@ class Usage:
         checkpoint.missed = 0 if lost is None else lost.uses
         self.reuse.took(checkpoint.kind)
         count(self.counters.taken, checkpoint.kind)
+
+    def pass_over(self, at: Match, kind: str) -> None:
+        """A checkpoint could have been taken at `at`, and was not: it counts as taken, and as gone at once."""
+        self.reuse.took(kind)
+        self._tree.remember(at.edge, LostCheckpoint(at.position, kind, 0.0, PASSED_OVER, self.ticks, 0))
 
     def extend(self, edges: list[Edge]) -> None:
         """More of `edges` is resident: where checkpoints float, they are as fresh as if they had been used."""

@@ -160,6 +160,11 @@ class Committer(Parts):
                     self.pool.drop(state, whole=True)
             self.grant_wishes(record, place.position, Outcome.NO_ROOM)
 
+        passed = record.passed
+        while passed and passed[0].position <= min(computed, anchor.position):
+            place = passed.pop(0)
+            self.index.pass_over(record.place(place.position), place.kind)
+
     def _publish_floating(self, row: int, position: int, record: Record) -> None:
         """Make the path of a lease resident up to `position` (models that can resume anywhere)."""
         assert record.anchor is not None

@@ -108,6 +108,7 @@ class Record:
         published: It publishes what it computes (not `no_store`, not detached).
         plan: Checkpoints still to be taken, ascending.
         wishes: What the caller asked for.
+        passed: Places on the way that could have got a checkpoint and do not, ascending.
         sources: Blocks that its first step copies from; held until that step is committed.
         exports: States of the steps under way, by position.
         bookmark: A place that it may have to end at, or None.
@@ -124,6 +125,7 @@ class Record:
     published: bool
     plan: list[Place]
     wishes: tuple[Wish, ...] = ()
+    passed: list[Place] = field(default_factory=list)
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
     exports: dict[int, StateExport] = field(default_factory=dict)
     bookmark: Bookmark | None = None
