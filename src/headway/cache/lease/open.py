@@ -136,7 +136,8 @@ class Opener(Parts):
             leases.filled[table.index, row] += len(shared)
             if len(section.ids) > full:
                 record.sources.append((table, section.ids[full:]))
-        self.index.resume(at, hit.tokens, checkpoint)
+        gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
+        self.index.resume(at, hit.tokens, checkpoint, deepest=gone is None)
 
     def admit(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt of `hit` together with what its first step copies from.

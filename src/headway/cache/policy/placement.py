@@ -29,8 +29,10 @@ from typing import NamedTuple
 from headway.cache.shape.prompt import Prompt
 from headway.errors import ConfigError
 
-__all__ = ["DEFAULT_PLACEMENT", "Place", "Placement", "check_placement"]
+__all__ = ["DEFAULT_PLACEMENT", "LAST_END", "Place", "Placement", "check_placement"]
 
+LAST_END = "boundary:-"
+"""How the kinds of the last message boundaries begin."""
 _LAST_ENDS = 4
 """Message boundaries, from the last one, of which it is learned whether requests come back to them."""
 DEFAULT_PLACEMENT = ("prompt_end", "answer_end", "junction", "breakpoint", "boundary")
@@ -129,5 +131,5 @@ class Placement:
     def telling(self, boundaries: Iterable[int]) -> list[Place]:
         """The message boundaries that requests may come back to: the first, then the last ones, from the last on."""
         ends = sorted(set(boundaries)) if "boundary" in self._kinds else []
-        last = [Place(p, f"boundary:-{i}") for i, p in enumerate(reversed(ends[1:]), start=1)]
+        last = [Place(p, f"{LAST_END}{i}") for i, p in enumerate(reversed(ends[1:]), start=1)]
         return [Place(p, "boundary") for p in ends[:1]] + last[:_LAST_ENDS]
