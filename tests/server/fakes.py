@@ -99,12 +99,13 @@ def running(
     config: EngineConfig | None = None,
     api_key: str | None = None,
     max_body_bytes: int = 1 << 20,
+    tokenizer: CharTokenizer | None = None,
 ) -> Iterator[Running]:
     """Start a server; at the end stop it and check that nothing is held."""
     config = config or EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600)
     cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True))
     device = FakeDevice(cache.geometry, blocks)
-    words = CharTokenizer()
+    words = tokenizer or CharTokenizer()
     engine = Engine(cache, device, config, Vocabulary(VOCAB, words.decode, (EOS,))).start()
     with listening(engine, words, ServerOptions("fake", api_key, max_body_bytes)) as (url, server):
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}

@@ -65,13 +65,21 @@ class Opener(Parts):
         parted = 0 < at.position < len(prompt.tokens) - self.geometry.lookahead and (
             at.position < at.edge.end or bool(at.edge.children)
         )
-        ends = self.placement.telling(prompt.boundaries) if prompt.boundaries else []
-        ends = [place for place in ends if hit.tokens < place.position < len(prompt.tokens)]
-        plan = self.placement.plan(
-            prompt, hit.tokens, at.position if parted else None, self._admitted(ends, hit.tokens) if ends else []
-        )
+        ends = self._message_ends(prompt, hit.tokens) if prompt.boundaries else []
+        admitted = self._admitted(ends, hit.tokens)
+        plan = self.placement.plan(prompt, hit.tokens, at.position if parted else None, admitted)
         planned = {place.position for place in plan}
-        return plan, sorted(place for place in ends if self.placement.floor(place.position) not in planned)
+        return plan, [place for place in ends if self.placement.floor(place.position) not in planned]
+
+    def _message_ends(self, prompt: Prompt, hit: int) -> list[Place]:
+        """Message boundaries behind a hit, ascending; of those that lie within a block of entries, the first alone."""
+        least, ends, last = min((table.span for table in self.geometry.prefix_tables), default=1), [], hit
+        for place in sorted(self.placement.telling(prompt.boundaries)):
+            position, kind = place
+            if hit < position < len(prompt.tokens) and (kind == "boundary" or position - last >= least):
+                ends.append(place)
+                last = position
+        return ends
 
     def _wishes(self, prompt: Prompt, plan: list[Place]) -> tuple[Wish, ...]:
         """The wishes of a prompt."""
@@ -93,8 +101,9 @@ class Opener(Parts):
 
         Of the others one counts for what it saves behind the hit, or the first.
         """
+        if not ends:
+            return []
         blocks = max(1, sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables))
-        least = min((table.span for table in self.geometry.prefix_tables), default=1)
         rate, price = self.index.usage.reuse.rate, self.index.policy.price
 
         def worth(place: Place, base: int) -> float:
@@ -102,12 +111,8 @@ class Opener(Parts):
 
         first = [place for place in ends if place.kind == "boundary" and worth(place, 0) >= price]
         base = max([hit, *(place.position for place in first)])
-        others: list[Place] = []
-        for place in sorted(ends, key=lambda place: -worth(place, base)):
-            near = any(abs(place.position - one) < least for one in (base, *(one.position for one in others)))
-            if place.kind != "boundary" and len(others) < 2 and not near and worth(place, base) >= price:
-                others.append(place)
-        return first + others
+        others = sorted([place for place in ends if place.kind != "boundary"], key=lambda place: -worth(place, base))
+        return first + [place for place in others[:2] if worth(place, base) >= price]
 
     def _take_hit(self, row: int, record: Record, hit: Hit) -> None:
         """Fill the block tables with what the hit gives, and hold what the first step copies from."""
