@@ -243,8 +243,8 @@ class Driver(Keeping):
             if lane.computed > lane.first and ((donated and proved and self.world.roomy) or not self.tails):
                 self.oracle.must_know(lane.path, kept)
         reach = [] if how == "preempt" else [[lane.computed - back]]
+        self.lives.remove(live)  # what it resumed from may be evicted in this very call
         getattr(self.cache, how)(np.array([live.row], dtype=np.int64), *reach)
-        self.lives.remove(live)
         if self.objections:
             raise self.objections[0]
         self.judge_wishes(live, ended=True)

@@ -176,6 +176,7 @@ def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) ->
 def _check_anchors(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
     records = [leases.record(row) for row in leases.active_rows()]
     anchors = [record.anchor for record in records if record.anchor is not None]
+    assert all(root.children or root.anchors for root in index.tree.roots.values()), "an empty namespace"
     for edge in (*edges, *index.tree.roots.values()):
         here = [anchor for anchor in anchors if anchor.edge is edge]
         assert {id(anchor) for anchor in here} == {id(anchor) for anchor in edge.anchors}, "wrong leases on an edge"

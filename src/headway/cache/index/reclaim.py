@@ -59,6 +59,7 @@ class Reclaimer:
     """Eviction, pins and history of one index.
 
     Attributes:
+        keep: What decides how long something is kept.
         queue: What can be evicted, by priority.
         pins: What must stay.
     """
@@ -69,7 +70,7 @@ class Reclaimer:
         self._pool = pool
         self._residency = residency
         self._usage = usage
-        self._keep = keep
+        self.keep = keep
         self._span = min((table.span for table in tree.tables), default=1)
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, keep.policy)
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
@@ -109,7 +110,7 @@ class Reclaimer:
             return None
         idle = now - item.used
         rate = self._usage.reuse.rate(item.kind, item.uses, idle if item.floats else now - item.born, idle)
-        saved = self._keep.cost.between(keep, item.position)
+        saved = self.keep.cost.between(keep, item.position)
         return Candidate(item.kind, item.position, item.uses, rate, saved, blocks, item.used, item.age)
 
     def _fallback(self, item: Checkpoint, blocks: int) -> int:
@@ -120,7 +121,7 @@ class Reclaimer:
         return edge.resume_point(item.position - 1)[0]
 
     def _evict(self, item: Checkpoint, candidate: Candidate, wanted: int) -> None:
-        self._keep.policy.evicted(candidate)
+        self.keep.policy.evicted(candidate)
         edge = item.edge
         if item.floats:
             self._trim(edge, self._fallback(item, wanted), "evicted")
@@ -135,14 +136,14 @@ class Reclaimer:
         if item.hits == 0:
             count(self._usage.counters.evicted_unused, item.kind)
         self._residency.remove(item, cause)
-        lost = LostCheckpoint(item.position, item.kind, self._keep.clock(), cause, item.born, item.uses)
+        lost = LostCheckpoint(item.position, item.kind, self.keep.clock(), cause, item.born, item.uses)
         self._tree.remember(item.edge, lost)
 
     def _trim(self, edge: Edge, keep: int, cause: str) -> None:
         if keep < edge.resident:
             self._residency.shrink(edge, keep, cause)
             if self._tree.floats:
-                edge.trim = Trim(self._keep.clock(), cause)
+                edge.trim = Trim(self.keep.clock(), cause)
 
     def _trim_busy_paths(self) -> None:
         """Last resort: free what lies behind all that leases and pins use, and second copies of blocks.
@@ -197,7 +198,7 @@ class Reclaimer:
 
     def keep_limits(self) -> None:
         """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
-        tree, keep, before = self._tree, self._keep, self._pool.free
+        tree, keep, before = self._tree, self.keep, self._pool.free
         if tree.tokens <= keep.most_tokens and tree.nbytes <= keep.most_bytes:
             return
         while self._history and (tree.tokens > keep.most_tokens or tree.nbytes > keep.most_bytes):

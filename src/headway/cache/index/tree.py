@@ -40,25 +40,16 @@ from headway.cache.index.pool import BlockPool
 from headway.cache.policy.reuse import PATH
 from headway.cache.shape.geometry import Ids, TableGeometry
 
-__all__ = [
-    "CHECKPOINT_BYTES",
-    "EDGE_BYTES",
-    "LOST_BYTES",
-    "NAMESPACE_BYTES",
-    "PIN_BYTES",
-    "PrefixTree",
-    "common_prefix",
-    "token_bytes",
-]
+__all__ = ["CHECKPOINT_BYTES", "EDGE_BYTES", "NAMESPACE_BYTES", "PrefixTree", "common_prefix", "token_bytes"]
 
-EDGE_BYTES, RUN_BYTES = 1200, 120
+EDGE_BYTES, _RUN_BYTES = 1200, 120
 """What an edge takes apart from tokens and block ids: the object, its containers and its place in its parent's; and
 what it takes for each prefix table."""
-LOST_BYTES = 200
+_LOST_BYTES = 200
 """What the memory of a checkpoint that went takes."""
 CHECKPOINT_BYTES = 1600
 """What a checkpoint takes with its sections and its entries in the eviction queue."""
-PIN_BYTES = 300
+_PIN_BYTES = 300
 """What a pin takes with its end in the heap."""
 NAMESPACE_BYTES = 500
 """What the name of a namespace takes: two are remembered for every root."""
@@ -119,7 +110,7 @@ class PrefixTree:
         lookahead: Tokens behind a position that its entries depend on.
         floats: Every edge has a checkpoint that floats: the model can resume anywhere.
         tables: The prefix tables.
-        roots: Root of each namespace in which something is known or running.
+        roots: Root of each namespace in which something is known or running, the oldest first.
         tokens: Tokens known.
         edge_count: Edges, without roots.
         losses: Checkpoints that went and are remembered.
@@ -136,7 +127,7 @@ class PrefixTree:
         self.tokens = 0
         self.edge_count = self.losses = self.checkpoints = self.pins = 0
         self._token_bytes = token_bytes(tables)
-        self._edge_bytes = EDGE_BYTES + RUN_BYTES * len(self.tables) + self._token_bytes * lookahead
+        self._edge_bytes = EDGE_BYTES + _RUN_BYTES * len(self.tables) + self._token_bytes * lookahead
         self._pool = pool
         self._key_bytes = 4 * (lookahead + 1)
         self._nowhere = Edge(None, 0, 0, array("i"), ())
@@ -166,7 +157,7 @@ class PrefixTree:
     def nbytes(self) -> int:
         """Bytes that all of it takes, estimated from above."""
         roots = len(self.roots) * (self._edge_bytes + 2 * NAMESPACE_BYTES)
-        marks = LOST_BYTES * self.losses + CHECKPOINT_BYTES * self.checkpoints + PIN_BYTES * self.pins
+        marks = _LOST_BYTES * self.losses + CHECKPOINT_BYTES * self.checkpoints + _PIN_BYTES * self.pins
         return roots + self._edge_bytes * self.edge_count + self._token_bytes * self.tokens + marks
 
     # ---- finding
@@ -178,11 +169,10 @@ class PrefixTree:
             root = self.roots[namespace] = Edge(None, 0, 0, array("i"), (), namespace=namespace)
         return root
 
-    def drop_root(self, root: Edge) -> None:
-        """Forget a namespace behind which nothing is known and nothing runs."""
-        assert not root.children
-        assert not root.anchors
-        del self.roots[root.namespace]
+    def _drop_unused(self, root: Edge) -> None:
+        """Forget a namespace in which nothing is known or running: clients make up salts without end."""
+        if root.parent is None and not root.children and not root.anchors:
+            del self.roots[root.namespace]
 
     def find(self, namespace: int, data: bytes) -> Match:
         """How far `data` follows a known path of a namespace. Pure; O(matched tokens + branches)."""
@@ -210,12 +200,11 @@ class PrefixTree:
             position = child.end
         return Match(edge, position)
 
-    def frontier(self, at: Match) -> int:
-        """The position up to which the path to `at` is resident."""
-        for edge in at.edge.path():
-            if edge.resident > edge.start:
-                return min(edge.resident, at.position)
-        return 0
+    def frontier(self, edge: Edge, position: int) -> int:
+        """The position up to which the path to `position` on `edge` is resident."""
+        while edge.parent is not None and edge.resident == edge.start:  # every commit asks: no generator
+            edge = edge.parent
+        return min(edge.resident, position)
 
     def path_ids(self, edge: Edge, table: int, first: int, stop: int) -> Ids:
         """Block ids of the indices [first, stop) of prefix table `table` on the resident path through `edge`.
@@ -257,6 +246,7 @@ class PrefixTree:
         """Undo `attach`."""
         anchor.edge.anchors.remove(anchor)
         _count_busy(anchor.edge, -1)
+        self._drop_unused(anchor.edge)
 
     def move(self, anchor: Anchor, to: Match) -> None:
         """Let a lease end at `to` instead."""
@@ -328,10 +318,9 @@ class PrefixTree:
         upper.lost = {at: edge.lost.pop(at) for at in list(edge.lost) if at <= position}
         upper.pins, edge.pins = _divide(edge.pins, position)
         upper.anchors, edge.anchors = _divide(edge.anchors, position)
-        for pin in upper.pins:
-            pin.edge = upper
-        for anchor in upper.anchors:
-            anchor.edge = upper
+        placed: tuple[Checkpoint | Pin | Anchor, ...] = (*upper.checkpoints, *upper.pins, *upper.anchors)
+        for one in placed:
+            one.edge = upper
         edge.busy -= len(upper.anchors)
         upper.busy = len(upper.anchors) + (edge.busy > 0)
         return upper
@@ -346,6 +335,7 @@ class PrefixTree:
         if keep == edge.start and edge.parent is not None:
             del edge.parent.children[self.key(edge.text)]
             self.edge_count -= 1
+            self._drop_unused(edge.parent)
         self.tokens -= edge.end - keep
         del edge.text[keep - edge.start + self.lookahead :]
         edge.end = keep
@@ -400,5 +390,3 @@ class PrefixTree:
             over.position, under.position = upper.resident, lower.resident
             return
         upper.checkpoints, lower.checkpoints = _divide(lower.checkpoints, position)
-        for checkpoint in upper.checkpoints:
-            checkpoint.edge = upper

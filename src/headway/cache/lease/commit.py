@@ -168,7 +168,7 @@ class Committer(Parts):
     def _publish_floating(self, row: int, position: int, record: Record) -> None:
         """Make the path of a lease resident up to `position` (models that can resume anywhere)."""
         assert record.anchor is not None
-        if position > record.resident or self.index.tree.frontier(Match(record.anchor.edge, position)) < position:
+        if position > record.resident or self.index.tree.frontier(record.anchor.edge, position) < position:
             self._publish(row, position, record)
             record.resident = position
         self.grant_wishes(record, position, Outcome.NO_ROOM)
@@ -182,7 +182,7 @@ class Committer(Parts):
         leases, tree, anchor = self.leases, self.index.tree, record.anchor
         assert anchor is not None
         at = record.place(position)
-        frontier = tree.frontier(at)
+        frontier = tree.frontier(at.edge, position)
         for i, table in enumerate(() if record.own_blocks else self.geometry.prefix_tables):
             owned, full = leases.owned.item(table.index, row), frontier // table.span
             if full > owned:

@@ -104,7 +104,7 @@ class Opener(Parts):
         if not ends:
             return []
         blocks = max(1, sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables))
-        rate, price = self.index.usage.reuse.rate, self.index.policy.price
+        rate, price = self.index.usage.reuse.rate, self.index.reclaim.keep.policy.price
 
         def worth(place: Place, base: int) -> float:
             return rate(place.kind) * self.cost.between(base, place.position) / blocks

@@ -206,6 +206,10 @@ class LeaseTable:
         """Rows of all leases that have not ended."""
         return [int(row) for row in np.flatnonzero(self.phase)]
 
+    def rows_of(self, namespace: int) -> list[int]:
+        """Rows of the leases in a namespace that have not ended."""
+        return [row for row in self.active_rows() if self.record(row).prompt.namespace == namespace]
+
     def record(self, row: int) -> Record:
         """The record of a running lease."""
         record = self.records[row]
