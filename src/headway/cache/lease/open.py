@@ -111,8 +111,8 @@ class Opener(Parts):
 
         first = [place for place in ends if place.kind == "boundary" and worth(place, 0) >= price]
         base = max([hit, *(place.position for place in first)])
-        others = sorted([place for place in ends if place.kind != "boundary"], key=lambda place: -worth(place, base))
-        return first + [place for place in others[:2] if worth(place, base) >= price]
+        others = [(worth(place, base), place) for place in ends if place.kind != "boundary"]
+        return first + [place for value, place in sorted(others, reverse=True)[:2] if value >= price]
 
     def _take_hit(self, row: int, record: Record, hit: Hit) -> None:
         """Fill the block tables with what the hit gives, and hold what the first step copies from."""
