@@ -369,8 +369,8 @@ _REASONS = (
     Mutation(
         "explain: evictions before the hit are told",
         "index/explain.py",
-        "lost = next(at.lost(hit, computed), None)",
-        "lost = next(at.lost(0, computed), None)",
+        "one for one in at.lost(hit, computed) if",
+        "one for one in at.lost(0, computed) if",
         (EXPLAIN, MACHINE),
     ),
     Mutation(

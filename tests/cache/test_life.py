@@ -17,6 +17,7 @@ from headway.cache import (
     Prompt,
     Recurrent,
     SlidingWindow,
+    TableKind,
 )
 from headway.errors import LeaseError
 
@@ -241,6 +242,20 @@ def test_a_bookmark_takes_the_place_of_the_one_before() -> None:
     assert used[-1] - used[0] <= 2, "one state, and the blocks of the answer"
     engine.cache.finish([lease.row], [lease.computed])
     assert engine.hit(np.concatenate([tokens((1, 8)), np.full(9, 9, dtype=np.int32)])) == 13
+
+
+def test_the_step_behind_a_bookmark_copies_the_state_first() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 8)))
+    engine.step(lease)
+    engine.cache.bookmark([lease.row])
+    [state] = [t.index for t in engine.cache.geometry.tables if t.kind is TableKind.STATE]
+    running = engine.cache.tables[state][lease.row, :2].tolist()
+    step = engine.cache.extend([lease.row], [1])
+    assert step.copies[:, 0].tolist() == running
+    assert not set(step.copies[:, 1].tolist()) & set(running)
+    engine.cache.commit(step, sampled=[9])
+    assert len(engine.cache.extend([lease.row], [1]).copies) == 0, "once"
 
 
 def test_a_bookmark_gives_way_where_its_lease_has_no_room() -> None:

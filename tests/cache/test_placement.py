@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
 
-from headway.cache import CheckpointStored, ComputeCost, Prompt
+from headway.cache import CheckpointStored, ComputeCost, Prompt, Reason
 from headway.cache.policy.placement import Place, Placement
 
 
@@ -136,6 +136,16 @@ def test_the_message_boundaries_that_requests_come_back_to_are_learned() -> None
         hits.append(engine.hit(np.concatenate([start, tokens((900 + turn, 60))])))
         engine.run(np.concatenate([start, tokens((900 + turn, 60))]))
     assert (hits[0], hits[-1]) == (4, 60)
+
+
+def test_a_message_boundary_that_was_passed_over_and_wanted_is_seen() -> None:
+    engine = Engine.of(ATTENTION, STATE, placement=("boundary",))
+    engine.run(tokens((1, 120)), boundaries=(4, 20, 40, 60, 80, 100))
+    lease = engine.start(tokens((1, 65), (2, 9)))
+    assert lease.hit.tokens == 4
+    assert Reason.EVICTED not in lease.explanation.reasons, "nothing was taken there"
+    assert engine.cache._index.usage.reuse._kinds["boundary:-3"].wanted == 1
+    assert engine.cache._index.usage.reuse._kinds["boundary:-4"].wanted == 0, "the deepest would have served"
 
 
 def test_boundaries_are_left_out_where_their_memory_is_worth_more() -> None:
