@@ -100,6 +100,7 @@ def running(
     api_key: str | None = None,
     max_body_bytes: int = 1 << 20,
     tokenizer: CharTokenizer | None = None,
+    restore_answers: bool = True,
 ) -> Iterator[Running]:
     """Start a server; at the end stop it and check that nothing is held."""
     config = config or EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600)
@@ -107,7 +108,10 @@ def running(
     device = FakeDevice(cache.geometry, blocks)
     words = tokenizer or CharTokenizer()
     engine = Engine(cache, device, config, Vocabulary(VOCAB, words.decode, (EOS,))).start()
-    with listening(engine, words, ServerOptions("fake", api_key, max_body_bytes)) as (url, server):
+    with listening(engine, words, ServerOptions("fake", api_key, max_body_bytes, restore_answers=restore_answers)) as (
+        url,
+        server,
+    ):
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
             yield Running(url, engine, device, http, server)

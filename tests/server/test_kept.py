@@ -184,3 +184,27 @@ def test_a_template_that_shows_something_before_answers_only_loses_no_more_than_
             ends.append(reply["headway"]["boundaries"][-1])
             talk = go_on(talk, "so I think that!It is a nice day here")
         assert hits[1:] == ends[:-1], "each turn resumes where the last message of the one before ended"
+
+
+def test_an_answer_that_is_not_restored_is_named_as_the_cause():
+    """The tokenizer writes the answer's spaces as other tokens than the model did."""
+
+    class Spelling(CharTokenizer):
+        def decode(self, tokens: Sequence[int]) -> str:
+            return super().decode(tokens).lower()
+
+    for restore in (True, False):
+        with running(tokenizer=Spelling(), restore_answers=restore) as server:
+            prompt = next(
+                p for p in ALPHABET if server.expected(p, 6) != (w := server.expected(p, 6).lower()) and len(w) == 6
+            )
+            first = server.complete(prompt, max_tokens=6)["choices"][0]["text"]
+            again = server.complete(prompt + first + ".", max_tokens=1, headway={"explain": True})
+            hit, report = again["usage"]["prompt_tokens_details"]["cached_tokens"], again["headway"]
+            assert report["own_answers"] == [{"start": 1, "stop": 7, "restored": restore}]
+            assert (hit == 6) == restore
+            told = [loss["detail"] for loss in report["losses"] if "--no-restore-answers" in loss["detail"]]
+            assert bool(told) != restore
+            server.post("/reset_prefix_cache")
+            fresh = server.complete(prompt + first + ".", max_tokens=1, headway={"explain": True})
+            assert fresh["headway"]["own_answers"] == [], "forgotten with the cache"
