@@ -208,3 +208,32 @@ def test_an_answer_that_is_not_restored_is_named_as_the_cause():
             server.post("/reset_prefix_cache")
             fresh = server.complete(prompt + first + ".", max_tokens=1, headway={"explain": True})
             assert fresh["headway"]["own_answers"] == [], "forgotten with the cache"
+
+
+class Triples(CharTokenizer):
+    """A capital letter and the two signs behind it are one character."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        signs, written = super().decode(tokens), ""
+        while signs:
+            size = 3 if signs[0].isupper() else 1
+            written += signs[0] if len(signs) >= size else "\ufffd"
+            signs = signs[size:]
+        return written
+
+
+@pytest.mark.parametrize("world", ["hybrid", "window", "state", "all"])
+def test_an_answer_that_ends_inside_a_character_goes_on_before_it(world: str):
+    with running(WORLDS[world], tokenizer=Triples()) as server:
+        for prompt in (f"once upon a time {sign}" for sign in ALPHABET):
+            signs = server.expected(prompt, 12)
+            if (
+                len(signs) == 12
+                and Triples().decode(CharTokenizer().encode(signs[:10])).isascii()
+                and signs[10].isupper()
+            ):
+                break
+        cut = server.complete(prompt, max_tokens=12)["choices"][0]["text"]
+        assert cut.endswith("\ufffd")
+        again = server.complete(prompt + cut + ".", max_tokens=4)
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == len(prompt) + 10
