@@ -74,7 +74,7 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     built = build_engine(source, EngineConfig(memory=64 << 20, check=True))
     assert built.engine.config.prefix_reuse
     with (
-        listening(built.engine.start(), built.tokenizer, ServerOptions("kept")) as (url, _),
+        listening(built.engine.start(), built.tokenizer, ServerOptions("kept", explain="all")) as (url, _),
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield Chat(client)
@@ -175,7 +175,7 @@ class Reasoning(CharTokenizer):
 
 @pytest.mark.parametrize("world", ["hybrid", "window", "state", "all"])
 def test_a_template_that_shows_something_before_answers_only_loses_no_more_than_that(world: str):
-    with running(WORLDS[world], tokenizer=Reasoning()) as server:
+    with running(WORLDS[world], words=Reasoning()) as server:
         first = [{"role": "system", "content": "Be brief and kind to all"}, {"role": "user", "content": "Hello to you"}]
         talk, hits, ends = first, [], []
         for _ in range(3):
@@ -194,7 +194,7 @@ def test_an_answer_that_is_not_restored_is_named_as_the_cause():
             return super().decode(tokens).lower()
 
     for restore in (True, False):
-        with running(tokenizer=Spelling(), restore_answers=restore) as server:
+        with running(words=Spelling(), restore_answers=restore, explain="all") as server:
             prompt = next(
                 p for p in ALPHABET if server.expected(p, 6) != (w := server.expected(p, 6).lower()) and len(w) == 6
             )
@@ -224,7 +224,7 @@ class Triples(CharTokenizer):
 
 @pytest.mark.parametrize("world", ["hybrid", "window", "state", "all"])
 def test_an_answer_that_ends_inside_a_character_goes_on_before_it(world: str):
-    with running(WORLDS[world], tokenizer=Triples()) as server:
+    with running(WORLDS[world], words=Triples()) as server:
         for prompt in (f"once upon a time {sign}" for sign in ALPHABET):
             signs = server.expected(prompt, 12)
             if (

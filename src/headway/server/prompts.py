@@ -25,8 +25,9 @@ from headway.engine.tokenizer import TextTokenizer
 from headway.errors import RequestError
 from headway.server.answers import GivenAnswer, GivenAnswers
 from headway.server.protocol import ChatRequest, CompletionRequest, Message
+from headway.tell.prompt_text import common_start
 
-__all__ = ["OwnAnswer", "PreparedPrompt", "prepare_chat", "prepare_completions"]
+__all__ = ["OwnAnswer", "PreparedPrompt", "plain_message", "prepare_chat", "prepare_completions"]
 
 _MAX_ANSWERS = 256
 """Answers that one request may ask for."""
@@ -134,7 +135,7 @@ def prepare_chat(
         raise RequestError("this model has no chat template; use /v1/completions", "messages", "chat_template_missing")
     options = _template_options(request)
     _refuse_many_marks(request.messages)
-    messages = [_plain(message, message.parts()) for message in request.messages]
+    messages = [plain_message(message, message.parts()) for message in request.messages]
     try:
         text = tokenizer.render(messages, answer=True, options=options)
     except Exception as error:
@@ -241,7 +242,7 @@ def _stands_alone(text: str, tokenizer: TextTokenizer) -> bool:
     return tokenizer.encode("x" + head) == tokenizer.encode("x") + tokenizer.encode(head)
 
 
-def _plain(message: Message, parts: Sequence[str]) -> dict[str, Any]:
+def plain_message(message: Message, parts: Sequence[str]) -> dict[str, Any]:
     """A message as templates expect it."""
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": "\n".join(parts)}
@@ -284,10 +285,10 @@ def _marked_ends(
         for cut in cuts:
             parts = message.parts()[:cut]
             closed, open_ = (
-                _try_render([*messages[:i], _plain(message, [*parts, *more])], tokenizer, options) or ""
+                _try_render([*messages[:i], plain_message(message, [*parts, *more])], tokenizer, options) or ""
                 for more in ((), (_MORE,))
             )
-            end = min(_common_start(closed, text), _common_start(closed, open_))
+            end = min(common_start(closed, text), common_start(closed, open_))
             if end:
                 ends[end] = open_[end : end + len(_MORE) + 1]
     return ends
@@ -324,15 +325,3 @@ def _positions(
 
 def _common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
-def _common_start(left: str, right: str) -> int:
-    """As `_common_prefix`, for long texts: by bisection, so that whole stretches are compared at once."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
