@@ -348,16 +348,21 @@ class PrefixCache(Guarded):
         self._committer.commit(step, counts, sampled, sampled_counts)
 
     @guarded
-    def fail(self, step: Step) -> None:
+    def fail(self, step: Step, rows: ArrayLike | None = None) -> None:
         """The ranks failed in `step`: nothing of it counts or is published. Its leases can only be aborted.
 
         A newer step under way is undone for them, as by `commit`; other leases of that step are not concerned. What
         they had committed before stays reusable, so a retry is a new lease with a hit.
 
+        Args:
+            step: What `extend` returned.
+            rows: int [k], leases of the step that failed; their entries in its `counts` become 0, and the step is still
+                to be committed for the others. All of them if not given.
+
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._committer.fail(step)
+        self._committer.fail(step, rows)
 
     # ---- the end
 

@@ -84,6 +84,7 @@ def build_engine(source: str | None, config: EngineConfig, progress: Progress = 
         ConfigError: Options that cannot work, or not enough memory.
         RanksLostError: A rank died on the way.
     """
+    _drafter_groups(DraftSource.of(config), source, config)  # a drafter that is not there is told before anything loads
     progress(f"loading {source or 'the built-in model'}")
     if config.parallel.kind != "local":
         return _build_on_ranks(source, config, progress)

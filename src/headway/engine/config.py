@@ -8,7 +8,7 @@ from typing import Annotated
 from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
 from headway.errors import ConfigError
 from headway.option_records import Written, option
-from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule
+from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule, require_ranks
 from headway.sizes import parse_bytes
 
 __all__ = ["EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
@@ -39,7 +39,7 @@ class ParallelConfig:
         ),
     ] = 1
     interleave: Annotated[
-        int, option(_RANKS, "Consecutive tokens that one rank stores; must divide --block-tokens.")
+        int, option(_RANKS, "Consecutive tokens that one --dcp rank stores; must divide --block-tokens.")
     ] = 1
     communication: Annotated[
         str,
@@ -75,19 +75,7 @@ class ParallelConfig:
         Raises:
             ConfigError: The message names the option and what to change.
         """
-        for name in ("dcp", "interleave", "tp", "pcp"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.tp > 1 and self.tp % self.dcp:
-            raise ConfigError(
-                f"dcp={self.dcp} does not divide tp={self.tp}: decode context parallelism reuses the ranks that share "
-                f"the weights, so choose --dcp among the divisors of --tp, or leave --tp out"
-            )
-        if self.pcp > 1:
-            raise ConfigError(
-                f"pcp={self.pcp}: prefill context parallelism is geometry only (`headway inspect --pcp`), no executor "
-                f"splits a prompt over ranks yet: use --dcp"
-            )
+        require_ranks(self.tp, self.dcp, self.pcp, self.interleave)
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
         _one_of("communication", self.communication, COMMUNICATIONS)
@@ -208,6 +196,8 @@ class EngineConfig:
                 f"max_batched_tokens={self.max_batched_tokens} is less than max_running={self.max_running}: every "
                 "running request needs one token of each step, so raise the first or lower the second"
             )
+        parallel = self.parallel
+        require_ranks(parallel.tp, parallel.dcp, parallel.pcp, parallel.interleave, self.block_tokens)
         self._check_drafts()
         check_placement(self.placement)
         if self.eviction not in EVICTIONS:
@@ -220,6 +210,8 @@ class EngineConfig:
             raise ConfigError(f"draft_rule is {self.draft_rule!r}, it must be one of {', '.join(AcceptanceRule)}")
         if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
             raise ConfigError(f"draft_tokens is {self.draft_tokens}, it must be between 1 and {MOST_DRAFT_TOKENS}")
+        if self.draft == "none" and (self.draft_tokens is not None or self.draft_rule != AcceptanceRule.MATCH):
+            raise ConfigError("draft_tokens and draft_rule say how a drafter is used, and there is none: add --draft")
         if self.draft != "none" and not self.chunked_prefill:
             raise ConfigError("a draft is verified as a chunk of a prompt is: it needs chunked_prefill")
 

@@ -126,6 +126,11 @@ class Engine:
         return self._interruption
 
     @property
+    def not_finite(self) -> int:
+        """Requests that failed since the start because the model's numbers for them were NaN or infinite."""
+        return self._scheduler.counters.not_finite
+
+    @property
     def healthy(self) -> bool:
         """Whether requests are accepted and can be computed."""
         return self.unavailable is None

@@ -86,7 +86,8 @@ def _open_routes(engine: Engine, metrics: Metrics) -> APIRouter:
     async def health() -> JSONResponse:
         reason = engine.unavailable
         if reason is None:
-            return JSONResponse({"status": "ok"})
+            failed = {"not_finite": engine.not_finite} if engine.not_finite else {}  # see the log and /metrics
+            return JSONResponse({"status": "ok"} | failed)
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
     @router.get("/metrics")

@@ -58,13 +58,16 @@ class Committer(Parts):
         """Take leases whose older step was cut short or failed out of the newer one. One step is under way less."""
         leases = self.leases
         for row in rows.tolist():
-            step = leases.under_way[leases.newest.item(row)]
-            step.counts[step.rows == row] = 0
-            self._drop_exports([export for export in step.exports if export.row == row])
-            step.exports = tuple(export for export in step.exports if export.row != row)
-            if not step.counts.any():
-                del leases.under_way[step.serial]
+            self._leave_step(leases.under_way[leases.newest.item(row)], row)
         leases.phase[rows] -= 1
+
+    def _leave_step(self, step: Step, row: int) -> None:
+        """Take a lease out of a step; one that nobody takes part in is not under way."""
+        step.counts[step.rows == row] = 0
+        self._drop_exports([export for export in step.exports if export.row == row])
+        step.exports = tuple(export for export in step.exports if export.row != row)
+        if not step.counts.any():
+            del self.leases.under_way[step.serial]
 
     def _note_one(self, step: Step, done: Longs, tokens: Ids, told: Longs | None) -> list[tuple[int, int, int]]:
         """`_note` for one row, with plain numbers, which is faster for it than arrays."""
@@ -290,14 +293,20 @@ class Committer(Parts):
             full = computed + leases.stretch - leases.tail_size.item(row)
             leases.eager[row] = 0 if computed < told else min(due, full)
 
-    def fail(self, step: Step) -> None:
+    def fail(self, step: Step, which: ArrayLike | None = None) -> None:
         """See `PrefixCache.fail`."""
         leases, granted = self.leases, step.counts > 0
+        if which is not None:
+            granted &= np.isin(step.rows, longs("rows", which))
         rows = step.rows[granted]
         if len(rows):
             leases.check_step(step.serial, rows, step.starts[granted])
         self._undo_second(rows[leases.phase[rows] == AHEAD])
-        leases.under_way.pop(step.serial, None)
+        if which is None:
+            leases.under_way.pop(step.serial, None)
+        else:
+            for row in rows.tolist():
+                self._leave_step(step, row)
         leases.phase[rows] = BROKEN
         for row in rows.tolist():
             record = leases.record(row)

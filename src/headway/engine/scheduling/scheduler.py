@@ -24,6 +24,7 @@ would lie idle), and preempting in the middle of a step (undoing part of a step 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 
 from headway.cache import PrefixCache, Prompt, Step
 from headway.engine.config import EngineConfig
-from headway.engine.errors import RequestFailedError
+from headway.engine.errors import NotFiniteError, RequestFailedError
 from headway.engine.executor import StepWork
 from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.scheduling.admission import fits_beside
@@ -42,9 +43,11 @@ from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
-from headway.runtime.interface import GREEDY, RowAnswer, SampleRow
+from headway.runtime.interface import GREEDY, RowAnswer, RowFault, SampleRow
 
 __all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ class Scheduler:
         step, rows = scheduled.work.step, len(scheduled.requests)
         self.counters.steps += 1
         self.counters.computed_tokens += scheduled.tokens
+        failed = [(r, a.fault) for r, a in zip(scheduled.requests, answers, strict=True) if a.fault is not None]
+        if failed:
+            self.cache.fail(step, self._rows([request for request, _ in failed]))
         kept, told = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
         sampled = np.zeros((rows, max(1, *(len(answer.tokens) for answer in answers))), dtype=np.int32)
         for i, (request, answer) in enumerate(zip(scheduled.requests, answers, strict=True)):
@@ -151,8 +157,27 @@ class Scheduler:
                 sampled[i, : told[i]] = answer.tokens[: told[i]]
         self.cache.commit(step, kept, sampled, told)
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
+        for request, fault in failed:
+            self._fail_not_finite(request, fault)
         self._finish([request for request in scheduled.requests if self._over(request)])
         return self.take_news()
+
+    def _fail_not_finite(self, request: RunningRequest, fault: RowFault) -> None:
+        """End a request whose numbers became NaN or infinite, and forget what it had them from."""
+        place, answered = request.computed, request.finish_reason is not None
+        self.cache.abort(self._rows([request]))
+        self._stop_running(request)
+        self.counters.not_finite += 1
+        if fault.damaged is not None:
+            self.counters.damaged_prefixes += 1
+            namespace = self.cache.namespace(salt=request.request.salt)
+            self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
+        error = NotFiniteError(f"request {request.request_id}: {_why_not_finite(place, fault)}")
+        logger.error("%s", error)
+        if answered:  # only its state was to catch up
+            self._leave(request)
+        else:
+            self._fail_request(request, error)
 
     def _over(self, request: RunningRequest) -> bool:
         """Whether a request can be let go of: it has been answered, and its state has caught up if it is to be kept."""
@@ -435,6 +460,16 @@ def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningReq
         wanted = count > 0 and stop == request.known and not request.draining
         samples.append(_sample_row(request) if wanted else None)
     return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following), requests)
+
+
+def _why_not_finite(place: int, fault: RowFault) -> str:
+    what = f"behind token {place} the model's numbers are NaN or infinite, which is no answer"
+    if fault.damaged is not None:
+        return (
+            f"{what}: what was kept of its first {fault.damaged} tokens is damaged and has been forgotten; send the "
+            f"request again, it will be computed anew"
+        )
+    return f"{what}; what it continued from is sound, so the weights are damaged or the dtype is too narrow for them"
 
 
 def _sample_row(request: RunningRequest) -> SampleRow:

@@ -115,7 +115,9 @@ class Speculator:
         drafted = np.array([len(proposal.tokens) > 0 for proposal in proposals])
         batch, places = batch_of(cut, tables, whole, drafted)
         judging = _Judging(self, leases, batch, places, asks, proposals, following)
-        self.runner.run(batch, judging.judge)
+        result = self.runner.run(batch, judging.judge)
+        for row, fault in self.runner.faults(batch, result).items():
+            judging.answers[int(places[row])] = RowAnswer(fault=fault)
         return judging.answers
 
     def _propose(
@@ -136,7 +138,9 @@ class Speculator:
                 wanted.append((i, DraftRequest(int(leases[i]), min(room, self.drafter.most), ask, drawn, held)))
         if wanted:
             requests = [request for _, request in wanted]
-            made = self.agreement.on_proposals(len(requests), lambda: self.drafter.propose(requests))
+            made = self.agreement.on_proposals(
+                len(requests), lambda: [_usable(p) for p in self.drafter.propose(requests)]
+            )
             for (i, _), proposal in zip(wanted, made, strict=True):
                 found[i] = proposal
         return found
@@ -145,6 +149,12 @@ class Speculator:
         """Take the hooks off the model."""
         if self._tap is not None:
             self._tap.close()
+
+
+def _usable(proposal: Proposal) -> Proposal:
+    """The proposal; none where the drafter's opinion of it is NaN, from which nothing could be learned."""
+    opinion = proposal.confidence
+    return proposal if opinion is None or np.isfinite(opinion).all() else _NO_DRAFT
 
 
 class _Judging:

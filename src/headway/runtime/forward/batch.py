@@ -31,10 +31,12 @@ class StateMove:
     Attributes:
         source: int32 [k], the blocks of a running state, in order.
         destination: int32 [k], the blocks that take the copy.
+        row: The row of the batch whose state it is.
     """
 
     source: Int32s
     destination: Int32s
+    row: int = 0
 
 
 def _no_copies() -> Int32s:
@@ -99,10 +101,13 @@ class RunResult:
         logits: float32 [n, vocab], those that follow each row's last token, on the model's device.
         all_logits: one float32 [counts[i], vocab] tensor per row where it was asked for (its row j follows the row's
             token j), else None.
+        finite: bool [n], on the model's device: whether all that the row computed is made of finite numbers (see
+            `headway.runtime.forward.finite`). Where it is not, nothing of the row's step may be used.
     """
 
     logits: torch.Tensor
     all_logits: tuple[torch.Tensor | None, ...]
+    finite: torch.Tensor
 
 
 def batch_of(
@@ -133,7 +138,10 @@ def batch_of(
         tables=[table[rows] for table in tables],
         fresh=np.isin(rows, np.asarray(step.fresh)),
         copies=step.copies,
-        exports=[StateMove(export.source, export.destination) for export in step.exports],
+        exports=[
+            StateMove(export.source, export.destination, int(np.flatnonzero(rows == export.row)[0]))
+            for export in step.exports
+        ],
         all_logits=None if all_logits is None else np.asarray(all_logits, dtype=np.bool_)[kept],
     )
     return batch, kept.astype(np.int64)

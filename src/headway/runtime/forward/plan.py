@@ -125,6 +125,11 @@ class TokenPlan:
         return self._table.shards > 1
 
     @property
+    def past_positions(self) -> torch.Tensor:
+        """Position of the token of each column of the history, int64 [rows, past_columns]; -1 where it has none."""
+        return self._keys[:, : self.past_columns]
+
+    @property
     def columns(self) -> int:
         """Columns of the keys that a layer attends to."""
         return self._keys.shape[1]
