@@ -43,7 +43,7 @@ from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import Step
-from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
+from headway.cache.lease.table import BROKEN, FAR, RUNNING, Lease, LeaseTable
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.geometry import Ids
@@ -368,8 +368,30 @@ class PrefixCache(Guarded):
     # ---- the end
 
     @guarded
-    def finish(self, rows: ArrayLike) -> None:
+    def bookmark(self, rows: ArrayLike) -> None:
+        """Remember where leases stand now, in place of where they stood before: they may have to end there.
+
+        For answers that may end before their last token: where a stop string begins, or a character that may stay
+        unfinished. A state cannot be taken back, so the next step copies it first. Nothing happens where no memory
+        is free for the copy, and where a later step of the lease has none it is let go.
+
+        Args:
+            rows: int [n], rows of running leases without a step under way.
+
+        Raises:
+            LeaseError: Misuse; nothing has changed.
+        """
+        which = longs("rows", rows).reshape(-1)
+        self._leases.check_rows(which, RUNNING, RUNNING)
+        for row in which.tolist():
+            self._committer.bookmark(row)
+
+    @guarded
+    def finish(self, rows: ArrayLike, reach: ArrayLike | None = None) -> None:
         """Requests are done. Their running states become checkpoints (placement `answer_end`), their blocks are freed.
+
+        `reach`, int [n], says up to where others can come, for example the end of the text that a client has got. Of
+        a lease that was computed further, the state at its bookmark is kept instead, where that is not further, too.
 
         With groups of lookahead 2 or more the end of an answer cannot be kept: its entries depend on tokens that nobody
         knows yet. The same holds for `preempt`.
@@ -377,7 +399,7 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None)
+        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None, reach)
 
     @guarded
     def preempt(self, rows: ArrayLike) -> None:
@@ -389,20 +411,28 @@ class PrefixCache(Guarded):
         self._end(rows, "preempt")
 
     @guarded
-    def abort(self, rows: ArrayLike) -> None:
-        """Requests end at once and leave only what they had published. The one way out of a failed step.
+    def abort(self, rows: ArrayLike, reach: ArrayLike | None = None) -> None:
+        """Requests are given up. What their steps have committed is kept as by `preempt`: the client may come back.
+
+        `reach` is that of `finish`. The one way out of a failed step, after which the running state cannot be trusted:
+        then only what had been published stays.
 
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, None, BROKEN)
+        self._end(rows, "abort", reach, BROKEN)
 
-    def _end(self, rows: ArrayLike, donate: str | None, first_phase: int = RUNNING) -> None:
+    def _end(
+        self, rows: ArrayLike, donate: str | None, reach: ArrayLike | None = None, first_phase: int = RUNNING
+    ) -> None:
         which = longs("rows", rows).reshape(-1)
+        ends = np.full(len(which), FAR) if reach is None else longs("reach", reach).reshape(-1)
+        if len(ends) != len(which):
+            raise LeaseError(f"give one position of `reach` for each of the {len(which)} leases, not {len(ends)}")
         self._leases.check_rows(which, first_phase, RUNNING)
-        for row in which.tolist():
-            if donate is not None:
-                self._committer.donate(row, donate)
+        for row, end in zip(which.tolist(), ends.tolist(), strict=True):
+            if donate is not None and self._leases.phase.item(row) == RUNNING:
+                self._committer.donate(row, donate, end)
             self._committer.close(row)
 
     # ---- wishes about what is kept

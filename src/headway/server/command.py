@@ -65,6 +65,9 @@ class _ServerFlags:
         ),
     ] = "own"
     served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
+    restore_answers: Annotated[
+        bool, option(_SERVER, "Where a prompt sends an answer back as text, use the token ids that it was given in.")
+    ] = True
     grace: Annotated[int, option(_SERVER, "Seconds that running requests get at shutdown.", min=0)] = 30
     log_level: Annotated[str, option(_SERVER, f"{', '.join(_LOG_LEVELS[:-1])} or {_LOG_LEVELS[-1]}.")] = "info"
 
@@ -164,7 +167,7 @@ def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: R
     from headway.server.service import ServerOptions
 
     keys = tuple(flags.api_key or ())
-    return ServerOptions(name, keys, body_limit, recorder, flags.explain, flags.salt_by_key)
+    return ServerOptions(name, keys, body_limit, recorder, flags.explain, flags.salt_by_key, flags.restore_answers)
 
 
 def _set_up_logging(level: str, console: Console) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from headway.cache.policy.reuse import PATH
 from headway.cache.shape.geometry import Ids
 
-__all__ = ["Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
+__all__ = ["PASSED_OVER", "Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
 
 _position = attrgetter("position")
 
@@ -88,9 +88,13 @@ class Checkpoint:
         return self.hits + self.missed
 
 
+PASSED_OVER = "passed_over"
+"""Cause of a checkpoint that was not taken, and is remembered to learn from."""
+
+
 @dataclass(slots=True)
 class LostCheckpoint:
-    """A checkpoint that was here.
+    """A checkpoint that was here, or could have been.
 
     Attributes:
         position: Tokens before it.

@@ -9,6 +9,11 @@ A failed step leaves its requests without a state that could be trusted. They go
 have and run *alone* until they are past the place of the failure, so that a request that fails every time can be told
 from those that were with it: only a failure alone counts against a request.
 
+Who gives up leaves what its steps have committed, as who gives way does: clients come back. An answer that ends inside
+its last tokens (a stop string, an unfinished character) leaves the state before them: a request whose next step will
+compute a token that is not settled text yet has the state bookmarked first. With drafts that is early enough, because
+no state takes in a draft while stop strings are set (`SampleRow.revocable`).
+
 With a drafter, a decoding row's step is its pending tokens and a draft (`headway.engine.scheduling.drafts`). An answer
 may then end while its last tokens are still pending. The client has it at once; the request stays one step longer to
 compute them, so that what is kept of the answer is the same as without drafts.
@@ -122,7 +127,10 @@ class Scheduler:
         if self._starved and not self._finish_draining():
             self._preempt_youngest()
         while picks := self._pick():
-            rows = np.array([request.lease.row for request, _ in picks if request.lease is not None])
+            rows = self._rows([request for request, _ in picks])
+            unsettled = [r for r, _ in picks if r.finish_reason is None and r.computed <= r.reachable < r.known]
+            if unsettled:
+                self.cache.bookmark(self._rows(unsettled))
             step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
             self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
             if np.any(step.counts > 0):
@@ -182,7 +190,7 @@ class Scheduler:
 
     def _finish(self, requests: Sequence[RunningRequest]) -> None:
         if requests:
-            self.cache.finish(self._rows(requests))
+            self.cache.finish(self._rows(requests), self._reach(requests))
             for request in requests:
                 self._leave(request)
 
@@ -227,12 +235,12 @@ class Scheduler:
         return self.take_news()
 
     def abort(self, request: RunningRequest) -> None:
-        """End a request wherever it is; its blocks are free when this returns."""
+        """End a request wherever it is; its blocks can be had by others when this returns."""
         if request.finish_reason is not None:
             return
         request.finish_reason = "abort"
         if request.lease is not None:
-            self.cache.abort(self._rows([request]))
+            self.cache.abort(self._rows([request]), self._reach([request]))
         else:
             self._waiting.remove(request)
         self._leave(request)
@@ -472,6 +480,9 @@ class Scheduler:
 
     def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)
+
+    def _reach(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
+        return np.array([request.reachable for request in requests], dtype=np.int64)
 
 
 def scheduled_step(
