@@ -43,6 +43,7 @@ class Live:
         doomed: Its step failed: it can only be aborted.
         flying: Tokens that each of its steps under way computes, oldest first.
         attached: No reset has come over it.
+        bookmark: Where it may have to end, if it was told to remember that.
         own_blocks: It keeps its own blocks: what stood in its row when it was seen last, by table.
     """
 
@@ -57,6 +58,7 @@ class Live:
     doomed: bool = False
     flying: list[int] = field(default_factory=list)
     attached: bool = True
+    bookmark: int | None = None
     own_blocks: list[dict[int, int]] | None = None
 
     @property

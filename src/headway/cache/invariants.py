@@ -156,6 +156,8 @@ def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, counts: 
         counts.add(source, table.kind is TableKind.STATE, *held)
     for export in record.exports.values():
         counts.add(export.destination, True, *held)
+    if record.bookmark is not None and len(record.bookmark.state):
+        counts.add(record.bookmark.state, True, *held)
 
 
 def _distinct(ids: Ids | Longs, blocks: int) -> bool:

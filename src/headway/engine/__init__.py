@@ -12,6 +12,7 @@ from headway.engine.engine import Engine, Vocabulary
 from headway.engine.errors import (
     EngineBusyError,
     EngineStoppedError,
+    NotFiniteError,
     QueueFullError,
     RanksLostError,
     RequestFailedError,
@@ -49,6 +50,7 @@ __all__ = [
     "FairQueue",
     "GenerationRequest",
     "HubTokenizer",
+    "NotFiniteError",
     "Observer",
     "ParallelConfig",
     "QueueFullError",

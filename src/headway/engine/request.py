@@ -36,6 +36,7 @@ class GenerationRequest:
         breakpoints: Positions at which the client asks for a checkpoint.
         pin: Protect this many first tokens from eviction.
         no_store: Read the cache, keep nothing in it.
+        text: The prompt as text, for observers; empty where it came as tokens.
     """
 
     tokens: Int32s
@@ -51,6 +52,7 @@ class GenerationRequest:
     breakpoints: tuple[int, ...] = ()
     pin: int = 0
     no_store: bool = False
+    text: str = ""
 
 
 @dataclass
@@ -97,6 +99,7 @@ class RequestResult:
         request: What was asked.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
+        settled: How many first tokens are all text that could be shown, and how many characters that is.
     """
 
     finish_reason: str
@@ -113,6 +116,7 @@ class RequestResult:
     drafted: int = 0
     accepted: int = 0
     waited_tokens: int = 0
+    settled: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class RunningRequest:
         end_tokens: Tokens that end it.
         seed: Seed of its random numbers.
         lease: Its hold on memory while it runs.
+        long: Whether that lease began with the long set of rotary frequencies (`headway.runtime.interface.LongRope`).
         cached_tokens: Prompt tokens found at first admission, or None before.
         waited_from: Prompt tokens that were cached when it began to wait for another to compute more, or None.
         waited_tokens: Tokens that were cached beyond that at first admission.
@@ -178,6 +183,7 @@ class RunningRequest:
     known: int = field(init=False)
     computed: int = 0
     lease: Lease | None = None
+    long: bool = False
     cached_tokens: int | None = None
     waited_from: int | None = None
     waited_tokens: int = 0
@@ -243,9 +249,19 @@ class RunningRequest:
         return self.finish_reason is not None and self.lease is not None
 
     @property
+    def reachable(self) -> int:
+        """Position that a client can come back to with the text it has got.
+
+        It lies before an unfinished character, and before what a stop string, or its beginning, holds back.
+        """
+        return self.prompt_length + self.text.settled[0]
+
+    @property
     def pending(self) -> int:
-        """Tokens to compute: all that are known, of an ended answer all but the last."""
-        return self.known - self.computed - (self.finish_reason is not None)
+        """Tokens to compute: all that are known, of an ended answer those that are reachable, all but the last."""
+        if self.finish_reason is None:
+            return self.known - self.computed
+        return max(0, min(self.known - 1, self.reachable) - self.computed)
 
     def cache_prompt(self, namespace: int) -> Prompt:
         """What the cache is asked for: the prompt, and after a preemption the answer so far as well. Made once each."""
@@ -306,6 +322,7 @@ class RunningRequest:
             drafted=self.drafted,
             accepted=self.accepted,
             waited_tokens=self.waited_tokens,
+            settled=self.text.settled,
         )
 
 

@@ -32,6 +32,8 @@ class EngineCounters:
         accepted_tokens: Of these, tokens that became part of answers.
         steps: Steps that the executor did.
         failed_steps: Steps that it failed.
+        not_finite: Requests that failed because their numbers were NaN or infinite.
+        damaged_prefixes: Of these, requests that had resumed from something kept that was so, and is forgotten.
         rank_losses: How often ranks were lost, during a step or between steps.
         preemptions: Requests that gave way.
         refused: Requests refused at submission, by reason.
@@ -52,6 +54,8 @@ class EngineCounters:
     accepted_tokens: int = 0
     steps: int = 0
     failed_steps: int = 0
+    not_finite: int = 0
+    damaged_prefixes: int = 0
     rank_losses: int = 0
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)

@@ -85,6 +85,8 @@ def _requests(now: EngineSnapshot) -> Iterator[Metric]:
     yield _counter("prefill_waits", "Requests that waited for another to compute what both need.", counters.waits)
     yield _counter("steps", "Steps done.", counters.steps)
     yield _counter("steps_failed", "Steps that failed.", counters.failed_steps)
+    yield _counter("not_finite", "Requests that failed because of NaN or infinite numbers.", counters.not_finite)
+    yield _counter("damaged_prefixes", "Of these, resumed from a damaged prefix, now gone.", counters.damaged_prefixes)
     yield _counter("rank_losses", "Times that ranks were lost.", counters.rank_losses)
 
 

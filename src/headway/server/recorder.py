@@ -106,7 +106,10 @@ class Recorder:
             self.left_out += 1
             return
         arrived = max(0.0, result.timings.arrived - self._started)
-        self._writer.add(arrived, asked.tokens, result.tokens, asked.boundaries, scope=asked.salt)
+        answer = result.tokens[
+            : result.settled[0] + 1
+        ]  # what others can reach, and the last token, which is not computed
+        self._writer.add(arrived, asked.tokens, answer, asked.boundaries, scope=asked.salt)
         self._file.flush()
         self.written += 1
 

@@ -21,8 +21,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from headway.cache import ResetReport
 from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextTokenizer
 from headway.errors import HeadwayError, RequestError
+from headway.server.answers import GivenAnswers
 from headway.server.errors import error_body
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
 from headway.server.generation import generation_requests
@@ -48,6 +50,7 @@ class ServerOptions:
         recorder: Records what is asked and answered; None for no recording. The application closes it.
         explain: To whom explanations are told in full, "off", "own" (to prompts with a salt) or "all".
         salt_by_key: Requests share prefixes with those of the same key only.
+        restore_answers: Prompts that send an answer back as text get the ids that it was given in.
     """
 
     model_name: str
@@ -56,6 +59,7 @@ class ServerOptions:
     recorder: Recorder | None = None
     explain: str = "own"
     salt_by_key: bool = False
+    restore_answers: bool = True
 
 
 @dataclass
@@ -99,11 +103,13 @@ class GenerationService:
     Attributes:
         engine: The engine.
         options: The server's options.
+        answers: What was answered. An observer of the engine, if it is to know any.
     """
 
     def __init__(self, engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> None:
         self.engine = engine
         self.options = options
+        self.answers = GivenAnswers(restore=options.restore_answers)
         self._tokenizer = tokenizer
         # One thread: tokenizers are not made to be used by several at once.
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headway-tokenizer")
@@ -112,17 +118,28 @@ class GenerationService:
         """Stop the tokenizer's thread."""
         self._tokenizing.shutdown(wait=True)
 
+    def reset(self) -> ResetReport:
+        """Forget every prefix and every answer.
+
+        Raises:
+            EngineStoppedError, TimeoutError: As `Engine.reset`.
+        """
+        self.answers.forget()
+        return self.engine.reset()
+
     async def chat(self, body: ChatRequest, http: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
         body = self._admit(body, http)
-        prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer, self.engine.max_model_len))
+        prompt = await self._tokenize(
+            lambda: prepare_chat(body, self._tokenizer, self.engine.max_model_len, self.answers)
+        )
         form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
         return await self._answer(body, [prompt], form, http)
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Answer `POST /v1/completions`."""
         body = self._admit(body, http)
-        prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer))
+        prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer, self.answers))
         echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
         return await self._answer(body, prompts, form, http)

@@ -26,7 +26,7 @@ import numpy as np
 from headway.cache.policy.reuse import PATH
 from headway.cache.shape.geometry import Ids, TableGeometry
 
-__all__ = ["Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
+__all__ = ["PASSED_OVER", "Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
 
 _position = attrgetter("position")
 
@@ -115,9 +115,13 @@ class Checkpoint:
         self.edge.review_reach(before)
 
 
+PASSED_OVER = "passed_over"
+"""Cause of a checkpoint that was not taken, and is remembered to learn from."""
+
+
 @dataclass(slots=True)
 class LostCheckpoint:
-    """A checkpoint that was here.
+    """A checkpoint that was here, or could have been.
 
     Attributes:
         position: Tokens before it.

@@ -148,9 +148,14 @@ class PrefixIndex:
             self.reclaim.keep_spare(checkpoint)
         return checkpoint
 
-    def resume(self, at: Match, position: int, checkpoint: Checkpoint) -> None:
-        """A lease resumes at `position` of the path to `at`, by `checkpoint`."""
-        self.usage.resume(at, position, checkpoint)
+    def pass_over(self, at: Match, kind: str) -> None:
+        """No checkpoint of `kind` is kept at `at`, which is computed: see whether one is wanted there."""
+        if at.edge.checkpoint_at(at.position) is None and at.position not in at.edge.lost:
+            self.usage.pass_over(at, kind)
+
+    def resume(self, at: Match, position: int, checkpoint: Checkpoint, *, deepest: bool) -> None:
+        """A lease resumes at `position` of the path to `at`, by `checkpoint`; `deepest`: none has gone behind it."""
+        self.usage.resume(at, position, checkpoint, deepest=deepest)
         if not checkpoint.floats:
             self.reclaim.queue.push(checkpoint)
 

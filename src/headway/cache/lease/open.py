@@ -48,25 +48,44 @@ class Opener(Parts):
     def _record(self, hit: Hit, explanation: Explanation, own_blocks: bool) -> Record:
         """Enter the path of a request, and plan its checkpoints."""
         prompt, at, index = hit.prompt, hit.at, self.index
+        plan: list[Place] = []
+        passed: list[Place] = []
         if prompt.no_store:
-            anchor, rest, plan = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b"", []
+            anchor, rest = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b""
         else:
             index.usage.miss(at, hit.tokens, min(at.position, len(prompt.tokens) - 1))
-            plan = [] if index.floats else self._plan(hit)
+            if not index.floats:
+                plan, passed = self._plan(hit)
             place, anchor = index.enter(prompt.namespace, at, prompt.data[4 * at.position :])
             rest = prompt.data[4 * place.position :]
         wishes = self._wishes(prompt, plan) if prompt.breakpoints or prompt.pin else ()
-        return Record(prompt, hit, explanation, anchor, rest, not prompt.no_store, plan, wishes, own_blocks=own_blocks)
+        record = Record(prompt, hit, explanation, anchor, rest, not prompt.no_store, plan, wishes)
+        record.passed, record.own_blocks = passed, own_blocks
+        return record
 
-    def _plan(self, hit: Hit) -> list[Place]:
+    def _plan(self, hit: Hit) -> tuple[list[Place], list[Place]]:
+        """Where a request should leave checkpoints, and the message boundaries that it passes over, both ascending."""
         prompt, at = hit.prompt, hit.at
         parted = 0 < at.position < len(prompt.tokens) - self.geometry.lookahead and (
             at.position < at.edge.end or bool(at.edge.children)
         )
         kept = hit.checkpoint is None or hit.checkpoint.position == hit.tokens
         start = hit.tokens if kept else hit.tokens - 1  # where one from behind serves, one can be kept at once
-        admitted = self._admitted(prompt, start) if prompt.boundaries else []
-        return self.placement.plan(prompt, start, at.position if parted else None, admitted)
+        ends = self._message_ends(prompt, start) if prompt.boundaries else []
+        admitted = self._admitted(ends, start)
+        plan = self.placement.plan(prompt, start, at.position if parted else None, admitted)
+        planned = {place.position for place in plan}
+        return plan, [place for place in ends if self.placement.floor(place.position) not in planned]
+
+    def _message_ends(self, prompt: Prompt, hit: int) -> list[Place]:
+        """Message boundaries behind a hit, ascending; of those that lie within a block of entries, the first alone."""
+        least, ends, last = min((table.span for table in self.geometry.prefix_tables), default=1), [], hit
+        for place in sorted(self.placement.telling(prompt.boundaries)):
+            position, kind = place
+            if hit < position < len(prompt.tokens) and (kind == "boundary" or position - last >= least):
+                ends.append(place)
+                last = position
+        return ends
 
     def reach(self, hit: Hit, row: int) -> int:
         """See `PrefixCache.reach`."""
@@ -103,13 +122,23 @@ class Opener(Parts):
                 self.committer.close_wish(wish, Outcome.NOT_PLACED)
         return wishes
 
-    def _admitted(self, prompt: Prompt, hit: int) -> list[int]:
-        """Message boundaries whose checkpoint is expected to be worth its memory."""
-        blocks = sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables)
-        worth = self.index.usage.reuse.rate("boundary") / max(1, blocks)
-        price = self.index.reclaim.keep.policy.price
-        inner = [p for p in self.placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]
-        return [p for p in inner if worth * self.cost.between(0, p) >= price]
+    def _admitted(self, ends: list[Place], hit: int) -> list[Place]:
+        """Those message boundaries behind a hit that are expected to be worth their memory: the first, and two others.
+
+        Of the others one counts for what it saves behind the hit, or the first.
+        """
+        if not ends:
+            return []
+        blocks = max(1, sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables))
+        rate, price = self.index.usage.reuse.rate, self.index.reclaim.keep.policy.price
+
+        def worth(place: Place, base: int) -> float:
+            return rate(place.kind) * self.cost.between(base, place.position) / blocks
+
+        first = [place for place in ends if place.kind == "boundary" and worth(place, 0) >= price]
+        base = max([hit, *(place.position for place in first)])
+        others = [(worth(place, base), place) for place in ends if place.kind != "boundary"]
+        return first + [place for value, place in sorted(others, reverse=True)[:2] if value >= price]
 
     def _take_hit(self, row: int, record: Record, hit: Hit) -> None:
         """Fill the block tables with what the hit gives, and hold what the first step copies from."""
@@ -135,9 +164,10 @@ class Opener(Parts):
                 leases.filled[table.index, row] += full
             if len(used.ids) > full:
                 record.sources.append((table, used.ids[full:]))
+        gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
         if record.plan and record.plan[0].position == hit.tokens:
             checkpoint = self._keep_here(at, record.plan.pop(0).kind, checkpoint)
-        self.index.resume(at, hit.tokens, checkpoint)
+        self.index.resume(at, hit.tokens, checkpoint, deepest=gone is None)
 
     def _keep_here(self, at: Match, kind: str, checkpoint: Checkpoint) -> Checkpoint:
         """Keep a checkpoint at `at`, which `checkpoint` serves from behind, by the same blocks. Returns it."""
