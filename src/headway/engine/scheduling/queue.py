@@ -201,6 +201,11 @@ class WaitingRequests:
             if computed is None or position <= computed:
                 self.queue.push(request)
 
+    def release_reached(self, leaders: Iterable[RunningRequest]) -> None:
+        """Queue the followers of running requests that wait for what these have computed."""
+        for leader in leaders:
+            self.release(leader, leader.computed)
+
     def remove(self, request: RunningRequest) -> None:
         """Take a request out wherever it waits; its own followers stay. One that does not wait is ignored."""
         if self.queue.remove(request):

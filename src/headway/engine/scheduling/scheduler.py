@@ -45,7 +45,7 @@ from headway.engine.config import EngineConfig
 from headway.engine.errors import NotFiniteError, RequestFailedError
 from headway.engine.executor import StepWork
 from headway.engine.request import Delta, RunningRequest, Update
-from headway.engine.scheduling.admission import fits_beside
+from headway.engine.scheduling.admission import fits_beside, leader_of
 from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
@@ -170,8 +170,7 @@ class Scheduler:
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
         for request, fault in failed:
             self._fail_not_finite(request, fault)
-        for request in scheduled.requests:
-            self._waiting.release(request, request.computed)
+        self._waiting.release_reached(scheduled.requests)
         self._finish([request for request in scheduled.requests if self._over(request)])
         self._begin_long([request for request in scheduled.requests if request.lease is not None])
         return self.take_news()
@@ -314,7 +313,8 @@ class Scheduler:
             if request.alone:
                 return request
         while (head := self._queue.peek()) is not None and head.alone and self._has_place(head):
-            if not self._fits(head, self._look_up(head)):
+            head.hit = self.cache.lookup(self._prompt(head))
+            if not self._fits(head, head.hit):
                 return None
             admitted = self._admit()
             if admitted is not None and admitted.alone:
@@ -340,50 +340,32 @@ class Scheduler:
     def _admit_next(self) -> RunningRequest | None:
         """Admit the next request that may run beside others, or None if there is none now."""
         while (head := self._queue.peek()) is not None and not head.alone and self._has_place(head):
-            hit = self._look_up(head)
+            hit = head.hit = self.cache.lookup(self._prompt(head))
             if self._hold(head, hit):
                 continue
             if not self._fits(head, hit):
-                return None
+                break
             if (admitted := self._admit()) is not None:
                 return admitted
         return None
 
     def _has_place(self, request: RunningRequest) -> bool:
         """Whether a request could be admitted now if its tokens fit."""
-        if not self.running:
-            return True
-        if self._closed_for_admission or len(self.running) >= self._config.max_running:
-            return False
-        return request.refused_epoch != self._epoch
-
-    def _look_up(self, request: RunningRequest) -> Hit:
-        """What the cache knows of a request's prompt, remembered until its lease begins or it is asked again."""
-        request.hit = self.cache.lookup(self._prompt(request))
-        return request.hit
+        full = self._closed_for_admission or len(self.running) >= self._config.max_running
+        return not self.running or not (full or request.refused_epoch == self._epoch)
 
     def _hold(self, request: RunningRequest, hit: Hit) -> bool:
         """Let the head of the queue wait for a running prefill that is about to compute what it needs, if there is one.
 
         Returns whether it waits. Who has been running before does not.
         """
-        leaders = [r for r in self.running if not self._answering(r)] if request.cached_tokens is None else []
-        if not leaders or not self._config.wait_tokens or self._single_steps:
+        least = 0 if self._single_steps or request.cached_tokens is not None else self._config.wait_tokens
+        prefills = [r for r in self.running if not self._answering(r)]
+        if (found := leader_of(self.cache, hit, prefills, least)) is None:
             return False
-        reached = [
-            (self.cache.reach(hit, leader.lease.row), leader.computed, leader)
-            for leader in leaders
-            if leader.lease is not None and leader.computed >= hit.tokens  # else it is slower than computing here
-        ]
-        position, computed, leader = max(reached, default=(0, 0, request), key=lambda one: one[:2])
-        if position - hit.tokens < self._config.wait_tokens or position <= computed:
-            return False
-        assert leader.lease is not None
-        self.cache.keep_at(leader.lease.row, position)
         self._queue.pop()
-        self._waiting.hold(request, leader, position)
-        if request.waited_from is None:
-            request.waited_from = hit.tokens
+        self._waiting.hold(request, *found)
+        request.waited_from = hit.tokens if request.waited_from is None else request.waited_from
         return True
 
     def _fits(self, request: RunningRequest, hit: Hit) -> bool:
@@ -441,8 +423,8 @@ class Scheduler:
             request.survival = self._planner.new_estimate()
         if first:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
-            if request.waited_from is not None:
-                request.waited_tokens = max(0, lease.hit.tokens - request.waited_from)
+            waited_from = lease.hit.tokens if request.waited_from is None else request.waited_from
+            request.waited_tokens = max(0, lease.hit.tokens - waited_from)
             request.explanation = lease.explanation
             request.timings.admitted = self._clock()
         if displaced is not None:
