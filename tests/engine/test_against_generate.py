@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.runtime.tiny_configs import LONG
 from tests.runtime.tiny_models import SOUND, generated, tiny_model
 from tests.server import tiny
 from transformers import PreTrainedModel
@@ -75,7 +76,7 @@ class Driver:
         layout = inspect_model(model)
         self.cache = PrefixCache(CacheConfig(layout.groups, blocks, block_tokens=16, cost=layout.cost, check=True))
         self.executor = Recorder(model, self.cache.geometry, blocks, seed, failures)
-        self.scheduler = Scheduler(self.cache, config)
+        self.scheduler = Scheduler(self.cache, config, long_rope=layout.long_rope)
         self.requests: list[RunningRequest] = []
         self._steps = 0
 
@@ -102,9 +103,9 @@ class Driver:
         return True
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", [*SOUND, *LONG])
 def test_answers_equal_generate(name: str):
-    seed = SOUND.index(name)
+    seed = [*SOUND, *LONG].index(name)
     rng = np.random.default_rng(seed)
     config = EngineConfig(max_batched_tokens=int(rng.integers(20, 90)), max_running=4, max_retries=9)
     geometry = CacheGeometry(inspect_model(tiny_model(name)).groups, block_tokens=16)

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 import transformers
-from tests.runtime.tiny_configs import COMMON, MODELS, MORE, WIDE
+from tests.runtime.tiny_configs import COMMON, LONG, MODELS, MORE, REFUSED, WIDE
 from transformers import PreTrainedModel
 
 SOUND = (
@@ -37,13 +37,13 @@ SOUND = (
 )
 """Models of `MODELS` whose chunked continuation equals their own full forward in transformers."""
 
-ALSO_SOUND = tuple(MORE)
+ALSO_SOUND = (*MORE, *LONG)
 
 
 @cache
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
     """Return the tiny model `name` in fp32 on the CPU. The same object for the same arguments: do not change it."""
-    config_name, arguments = (MODELS | MORE | WIDE)[name]
+    config_name, arguments = (MODELS | MORE | WIDE | LONG | REFUSED)[name]
     config = getattr(transformers, config_name)(**(COMMON | arguments))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

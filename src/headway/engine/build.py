@@ -156,7 +156,8 @@ class _Model:
     ) -> BuiltEngine:
         """Put an engine together. The tokenizer is copied for each of its two threads."""
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
-        vocabulary = Vocabulary(self.layout.vocab_size, decode, self.eos, self.layout.max_tokens)
+        layout = self.layout
+        vocabulary = Vocabulary(layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope)
         planner = planner_of(measured)
         engine = Engine(cache, executor, config, vocabulary, planner=planner)
         room = capacity(cache.config.blocks, cache.geometry)

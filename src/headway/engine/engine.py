@@ -33,6 +33,7 @@ from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.text import Decode
 from headway.errors import HeadwayError
+from headway.runtime.interface import LongRope
 
 __all__ = ["Engine", "Vocabulary"]
 
@@ -45,19 +46,21 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the engine needs to know of a model's tokens.
+    """What the engine needs to know of a model and its tokens.
 
     Attributes:
         size: Token ids are below it.
         decode: Token ids to text.
         eos: Tokens with which the model ends an answer.
         max_model_len: Most tokens that the model was made for; None if it has no limit.
+        long_rope: The model's two sets of rotary frequencies, or None for a model with one.
     """
 
     size: int
     decode: Decode
     eos: tuple[int, ...] = ()
     max_model_len: int | None = None
+    long_rope: LongRope | None = None
 
 
 class Engine:
@@ -88,7 +91,7 @@ class Engine:
         self.max_model_len = length_limit(cache, config, vocabulary.max_model_len)
         self.vocabulary = vocabulary
         self.observer = observer
-        self._scheduler = Scheduler(cache, config, planner=planner)
+        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=vocabulary.long_rope)
         self._executor = executor
         self._handles: dict[str, tuple[RunningRequest, RequestHandle]] = {}
         self._inbox: deque[Callable[[], None]] = deque()

@@ -144,6 +144,7 @@ class RunningRequest:
         end_tokens: Tokens that end it.
         seed: Seed of its random numbers.
         lease: Its hold on memory while it runs.
+        long: Whether that lease began with the long set of rotary frequencies (`headway.runtime.interface.LongRope`).
         cached_tokens: Prompt tokens found at first admission, or None before.
         resumed_from: Kind of checkpoint that they came from.
         explanation: What the cache said at first admission.
@@ -172,6 +173,7 @@ class RunningRequest:
     known: int = field(init=False)
     computed: int = 0
     lease: Lease | None = None
+    long: bool = False
     cached_tokens: int | None = None
     resumed_from: str = ""
     explanation: Explanation | None = None

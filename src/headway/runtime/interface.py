@@ -21,6 +21,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MOST_DRAFT_TOKENS",
     "AcceptanceRule",
+    "LongRope",
     "RowAnswer",
     "SampleRow",
     "SamplingParams",
@@ -176,6 +177,31 @@ class RowAnswer:
     proposed: int = 0
     accepted: int = 0
     confidence: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """Rotary frequencies in two sets: a short one for sequences of up to `original` tokens, a long one for longer ones.
+
+    Entries of the two sets do not go together. A request whose sequence grows past `original` is computed again with
+    the long set where transformers' `generate()` does so; where it does not, the short entries stay and tokens behind
+    them are computed with the long set, so that entries depend on the length of the prompt.
+
+    Attributes:
+        original: Most tokens of a sequence that uses the short set.
+        recomputed: Whether `generate()` computes a sequence again when it grows past `original`.
+    """
+
+    original: int
+    recomputed: bool
+
+    def begins_long(self, prompt: int, known: int) -> bool:
+        """Whether a request begins with the long set: of `prompt` tokens, `known` ones with its answer so far."""
+        return (known if self.recomputed else prompt) > self.original
+
+    def room(self, start: int, long: bool) -> int | None:
+        """Tokens from `start` on that use one set, of a request that began `long` or not; None for no limit."""
+        return None if long or start >= self.original else self.original - start
 
 
 class AcceptanceRule(StrEnum):

@@ -31,8 +31,9 @@ class LocalExecutor:
         """
         if self._speculator is not None:
             following = np.full(len(work.samples), -1, dtype=np.int64) if work.following is None else work.following
-            return self._speculator.run(work.step, work.tables, work.tokens, work.samples, following, work.leases)
-        batch, places = batch_of(work.step, work.tables, work.tokens)
+            asked = (work.step, work.tables, work.tokens, work.samples)
+            return self._speculator.run(*asked, following, work.leases, work.long)
+        batch, places = batch_of(work.step, work.tables, work.tokens, long=work.long)
         logits = self._runner.run(batch).logits
         answers = [RowAnswer(kept=count) for count in work.step.counts.tolist()]
         asks = [(i, place, ask) for i, place in enumerate(places.tolist()) if (ask := work.samples[place]) is not None]

@@ -37,7 +37,7 @@ from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
-from headway.runtime.interface import GREEDY, RowAnswer, SampleRow
+from headway.runtime.interface import GREEDY, LongRope, RowAnswer, SampleRow
 
 __all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
 
@@ -75,6 +75,7 @@ class Scheduler:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         planner: DraftPlanner | None = None,
+        long_rope: LongRope | None = None,
     ) -> None:
         self.cache = cache
         self.running: list[RunningRequest] = []
@@ -82,6 +83,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._planner = planner
+        self._long_rope = long_rope
         self._waiting = WaitingRequests()
         self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
@@ -121,7 +123,7 @@ class Scheduler:
             step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
             self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
             if np.any(step.counts > 0):
-                return scheduled_step(self.cache, step, [request for request, _ in picks])
+                return scheduled_step(self.cache, step, [request for request, _ in picks], self._long_rope)
             if self._finish_draining():
                 continue
             if len(self.running) > 1:
@@ -144,6 +146,7 @@ class Scheduler:
         self.cache.commit(step, kept, sampled, told)
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
         self._finish([request for request in scheduled.requests if self._over(request)])
+        self._begin_long([request for request in scheduled.requests if request.lease is not None])
         return self.take_news()
 
     def _over(self, request: RunningRequest) -> bool:
@@ -235,6 +238,7 @@ class Scheduler:
         counts = [request.pending for request in answering]
         if self._planner is not None:
             counts = self._planner.plan(answering, self._config.max_batched_tokens)
+        counts = [min(count, self._one_set(request)) for request, count in zip(answering, counts, strict=True)]
         picks = list(zip(answering, counts, strict=True))
         decoding, budget = len(picks), self._config.max_batched_tokens - sum(count for _, count in picks)
         prefills = deque(request for request in self.running if not self._answering(request))
@@ -273,7 +277,7 @@ class Scheduler:
     def _wanted(self, request: RunningRequest) -> int:
         """Tokens up to where its next chunk should stop."""
         assert request.lease is not None
-        stop = min(int(request.lease.next_stop), request.computed + request.pending)
+        stop = min(int(request.lease.next_stop), request.computed + min(request.pending, self._one_set(request)))
         return max(1, stop - request.computed)
 
     def _admit_next(self) -> RunningRequest | None:
@@ -298,7 +302,29 @@ class Scheduler:
         return fits
 
     def _prompt(self, request: RunningRequest) -> Prompt:
-        return request.cache_prompt(self.cache.namespace(salt=request.request.salt))
+        """What the cache is asked for. Entries of the long set of frequencies are in a namespace of their own."""
+        of_set = "long-rope" if self._begins_long(request) else ""
+        return request.cache_prompt(self.cache.namespace(of_set, salt=request.request.salt))
+
+    # -- two sets of rotary frequencies -----------------------------------------------------------------------------
+
+    def _begins_long(self, request: RunningRequest) -> bool:
+        rope = self._long_rope
+        return rope is not None and rope.begins_long(request.prompt_length, request.known)
+
+    def _one_set(self, request: RunningRequest) -> int:
+        """Most tokens of a request that one step may compute, since they use one set of frequencies."""
+        room = None if self._long_rope is None else self._long_rope.room(request.computed, request.long)
+        return len(request.tokens) if room is None else room
+
+    def _begin_long(self, requests: Sequence[RunningRequest]) -> None:
+        """Send requests back to be computed anew whose entries no longer go with what follows them."""
+        grown = [r for r in requests if r.finish_reason is None and self._begins_long(r) != r.long]
+        if grown:
+            self.cache.preempt(self._rows(grown))
+        for request in grown:
+            self._stop_running(request)
+            self._queue.push_returned(request)
 
     # -- moving requests --------------------------------------------------------------------------------------------
 
@@ -312,6 +338,7 @@ class Scheduler:
             return None
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
+        request.long = self._begins_long(request)
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
@@ -405,10 +432,13 @@ class Scheduler:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)
 
 
-def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningRequest]) -> ScheduledStep:
+def scheduled_step(
+    cache: PrefixCache, step: Step, requests: Sequence[RunningRequest], rope: LongRope | None = None
+) -> ScheduledStep:
     """Put together what an executor needs for a step that the cache has granted.
 
-    A row is asked for tokens where the step reaches the last known one, unless its answer has ended.
+    A row is asked for tokens where the step reaches the last known one, unless its answer has ended. `rope` are the
+    model's two sets of rotary frequencies, if it has two.
     """
     tokens, samples = [], []
     following = np.full(len(requests), -1, dtype=np.int64)
@@ -419,7 +449,11 @@ def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningReq
             following[i] = request.tokens[stop]
         wanted = count > 0 and stop == request.known and not request.draining
         samples.append(_sample_row(request) if wanted else None)
-    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following), requests)
+    long = None
+    if rope is not None:
+        begun = np.array([request.long for request in requests], dtype=np.bool_)
+        long = begun | (step.starts >= rope.original)
+    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following, long=long), requests)
 
 
 def _sample_row(request: RunningRequest) -> SampleRow:

@@ -92,6 +92,7 @@ class Speculator:
         asks: Sequence[SampleRow | None],
         following: Int64s,
         leases: Int64s | None = None,
+        long: Bools | None = None,
     ) -> list[RowAnswer]:
         """Propose, copy, compute, judge, export.
 
@@ -104,6 +105,7 @@ class Speculator:
             following: int64, one per row: the token behind those of the step where it is known already, else -1.
             leases: int64, one per row: a number of its own that its lease keeps from step to step; the step's rows if
                 not given.
+            long: bool, one per row: whether it uses the long set of rotary frequencies; None for no row.
 
         Returns:
             One record per row of the step.
@@ -113,7 +115,7 @@ class Speculator:
         whole = [np.concatenate([t, p.tokens]) for t, p in zip(tokens, proposals, strict=True)]
         cut = replace(step, counts=np.array([len(row) for row in whole], dtype=np.int64))
         drafted = np.array([len(proposal.tokens) > 0 for proposal in proposals])
-        batch, places = batch_of(cut, tables, whole, drafted)
+        batch, places = batch_of(cut, tables, whole, drafted, long)
         judging = _Judging(self, leases, batch, places, asks, proposals, following)
         self.runner.run(batch, judging.judge)
         return judging.answers

@@ -59,6 +59,10 @@ class RunBatch:
             read before any destination is written.
         exports: states to copy after the forward, in order.
         all_logits: bool [n], rows whose logits at every position are wanted; None for no row.
+        long: bool [n], rows that use the long set of rotary frequencies (`headway.runtime.interface.LongRope`); None
+            for no row.
+        offsets: int64 [n], what the model is told beyond the positions in the blocks; None for nothing. With it the
+            self-check reaches the end of a context without filling it.
     """
 
     tokens: Int32s
@@ -69,6 +73,8 @@ class RunBatch:
     copies: Int32s = field(default_factory=_no_copies)
     exports: Sequence[StateMove] = ()
     all_logits: Bools | None = None
+    long: Bools | None = None
+    offsets: Int64s | None = None
 
     def __post_init__(self) -> None:
         """Refuse arrays whose lengths contradict each other.
@@ -110,6 +116,7 @@ def batch_of(
     tables: Sequence[Int32s],
     tokens: Sequence[NDArray[Any]],
     all_logits: Bools | None = None,
+    long: Bools | None = None,
 ) -> tuple[RunBatch, Int64s]:
     """Build the batch that a step of the prefix cache calls for.
 
@@ -119,6 +126,7 @@ def batch_of(
         tokens: One int array per row of the step: the token ids at positions [start, start + count). Rows that were
             granted nothing are left out of the batch; theirs are not read.
         all_logits: bool [rows of the step], rows whose logits at every position are wanted.
+        long: bool [rows of the step], rows that use the long set of rotary frequencies.
 
     Returns:
         The batch, and int64 [n] for each row of the batch its index in the step.
@@ -135,5 +143,6 @@ def batch_of(
         copies=step.copies,
         exports=[StateMove(export.source, export.destination) for export in step.exports],
         all_logits=None if all_logits is None else np.asarray(all_logits, dtype=np.bool_)[kept],
+        long=None if long is None else np.asarray(long, dtype=np.bool_)[kept],
     )
     return batch, kept.astype(np.int64)

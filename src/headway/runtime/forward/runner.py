@@ -25,6 +25,7 @@ from headway.runtime.forward.views import PagedCache
 from headway.runtime.model.attention import AttentionSwitch
 from headway.runtime.model.inspection import cache_argument
 from headway.runtime.model.layout import ModelLayout
+from headway.runtime.model.rotary import LongSet
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["IN_FORWARD", "Judge", "ModelRunner"]
@@ -84,6 +85,7 @@ class ModelRunner:
         self._rank = 0 if merge is None else merge.ranks.rank
         self._rules = PlanRules(layout.uniform_starts, single_steps)
         self._switch = AttentionSwitch(model)
+        self._long_set = LongSet(model, layout.long_rope)
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -122,7 +124,7 @@ class ModelRunner:
         options: dict[str, Any] = {self._cache_argument: cache}
         if self._keeps_logits and not whole:
             options["logits_to_keep"] = 1
-        with self._switch.attending(cache), short_chunks(self.model, plan.count):
+        with self._switch.attending(cache), self._long_set.used(plan.long), short_chunks(self.model, plan.count):
             try:
                 output: Mapping[str, Any] = self.model(
                     input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options

@@ -27,6 +27,7 @@ from headway.cache import ComputeCost
 from headway.errors import ModelError
 from headway.runtime.model.attention import AttentionSwitch, Scores, masked_attention
 from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
+from headway.runtime.model.rotary import grows, long_rope_of
 
 __all__ = ["cache_argument", "inspect_model"]
 
@@ -149,6 +150,8 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
         uniform_starts=run.cache.asked_length,
         tp=tp,
         rank_parameters=held,
+        long_rope=long_rope_of(model, cache_argument(model)),
+        grows=grows(model),
     )
 
 
@@ -172,14 +175,45 @@ def _dry_run(model: PreTrainedModel) -> _DryRun:
                     **{cache_argument(model): cache},
                 )
                 vocab = int(output["logits"].shape[-1])
-    except ModelError:
-        raise
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be served: {error}") from error
     except Exception as error:
-        raise ModelError(
-            f"{name} cannot be served: a dry run of {_PROBE_TOKENS + 1} tokens with transformers' DynamicCache "
-            f"fails with {type(error).__name__}: {error}"
-        ) from error
+        raise ModelError(f"{name} cannot be served: {_reason(model, error)}") from error
     return _DryRun(cache, context, vocab)
+
+
+def _reason(model: PreTrainedModel, error: Exception) -> str:
+    """Why a model fails over a cache and an attention that are not its own: it is tried with its own ones.
+
+    Args:
+        model: The model.
+        error: What its dry run raised.
+    """
+    tokens = torch.arange(1, _PROBE_TOKENS + 1, device=model.device)[None]
+    own: Any = None
+    for held in ({}, {cache_argument(model): DynamicCache(config=model.config)}):
+        try:
+            own = model(input_ids=tokens, use_cache=True, **held)
+        except Exception as failure:
+            if own is None:
+                return f"transformers itself cannot compute a short text with it: {failure}"
+            kept = type(own.get("past_key_values", own.get(cache_argument(model)))).__name__
+            return f"it keeps what it has computed in a cache of its own ({kept}), which Headway cannot fill: {failure}"
+    place = _raised_in(error)
+    parts = [] if place is None else [*dict(place.named_modules()), type(place).__name__]
+    sparse = " for sparse attention over an index" if any("index" in part.lower() for part in parts) else ""
+    part = "network" if place is None else type(place).__name__
+    return f"its {part} works on an attention mask{sparse}; Headway computes what a token sees without one"
+
+
+def _raised_in(error: Exception) -> Any:
+    """The innermost module of a model that was running when an error was raised, or None."""
+    found, frame = None, error.__traceback__
+    while frame is not None:
+        module = frame.tb_frame.f_locals.get("self")
+        found = module if isinstance(module, torch.nn.Module) else found
+        frame = frame.tb_next
+    return found
 
 
 def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuilder) -> LayerLayout:
