@@ -46,7 +46,7 @@ _CHUNKS_DIFFER = 2e-3
 """Difference between transformers' chunks and its full forward, relative to the logits, that is no rounding."""
 _UNCLEAR = re.compile(
     r"NoneType|\w+Error\b|has no attribute|is not (subscriptable|iterable|callable)|positional argument"
-    r"|keyword argument|size mismatch|must match|shape '|out of (range|bounds)|dry run"
+    r"|keyword argument|size mismatch|must match|shape '|out of (range|bounds)"
 )
 """Words of a Python traceback: no reason for a user."""
 

@@ -8,7 +8,9 @@ window smaller than a block and no multiple of anything, short convolutions of 3
 
 from __future__ import annotations
 
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,11 +34,14 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"\w*vocab_size\w*|n_words", VOCABULARY),
     (r"num_nextn_predict_layers|num_mtp_layers|mtp_num_hidden_layers", 0),
     (r"num_kv_shared_layers|altup_num_inputs|zero_expert_num", 2),
+    (r"index_topk_blocks", 2),
+    (r"index_local_blocks", 1),
+    (r"index_block_size", 4),
     (r"index_topk|keep_window_size|router_hidden_size|rel_extent", 8),
     (r"floor_scale|log_scaling_n_floor", 16),
     (r"(num_hidden_layers|n_layers?|num_layers|depth|num_blocks|num_decoder_layers)", LAYERS),
     (r"hidden_size_per_layer_input|laurel_rank|\w*adapter_rank", 8),
-    (r"(hidden_size|d_model|n_embd|embed_dim|embedding_size|word_embed_proj_dim|lru_width|dim_model|hidden_dim)", HIDDEN),
+    (r"(hidden_size|adapter_\w*(in|out|input)\w*_(dim|size)|d_model|n_embd|embed_dim|embedding_size|word_embed_proj_dim|lru_width|dim_model|hidden_dim)", HIDDEN),
     (r"(num_key_value_heads|num_kv_heads|kv_n_heads|\w*_num_key_value_heads|n_head_kv)", 1),
     (r"mamba_n_groups|mamba_ngroups|n_groups|n_group|topk_group|num_expert_group\w*|n_shared_experts|num_mem_blocks", 1),
     (r"num_experts_per_tok\w*|moe_top_?k|top_k_experts|num_selected_experts|experts_per_token|moe_router_topk|moe_k", 2),
@@ -47,6 +52,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"linear_num_key_heads", 2),
     (r"index_n_heads|indexer_n_heads", 2),
     (r"qk_rope_head_dim", 8),
+    (r"qk_head_dim", WIDTH + 8),
     (r"\w*head_dim|\w*_d_head|\w*headdim|kv_channels|d_kv", WIDTH),
     (r"mamba_d_ssm", 128),
     (r"\w*kv_lora_rank", 32),
@@ -70,29 +76,34 @@ _RULES: tuple[tuple[str, int], ...] = (
 _NULL = re.compile(r"\w*sliding_window|sliding_window_size|num_key_value_heads|head_dim|attention_chunk_size|pad_token_id|n_routed_experts|n_shared_experts|num_experts_per_tok")
 _WIDE = re.compile(r"(\w*intermediate_size\w*|\w*ffn\w*(dim|size)|d_ff|n_inner|intermediate_dim|inner_dim|\w*hidden_dim)$")
 
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "conv", "minimax_m3_sparse")
+"""Kinds of layer that are tried wherever a class knows them, for a class whose default has fewer."""
+
+HYBRID = ["hybrid", "hybrid_sliding"] * 2
 SLIDING_FULL = ["sliding_attention", "full_attention"] * 2
 AMENDMENTS: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": VOCABULARY},
     "bamba": {"attn_layer_indices": [2]},
     "cohere_compass_text": {
-        "layer_types": SLIDING_FULL,
         "rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4} for name in SLIDING_FULL},
     },
-    "dbrx": {"attn_config": {"kv_n_heads": 1, "rope_theta": 1e4}},
+    "dbrx": {"attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4}},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
-    "dots3_note_vision_encoder": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN},
     "granitemoehybrid": {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
     "diffllama": {"num_key_value_heads": 2},
-    "dots1": {"layer_types": SLIDING_FULL},
     "gemma3n_text": {"intermediate_size": 128, "activation_sparsity_pattern": [0.0] * 4},
     "gemma4_text": {"global_head_dim": 32},
     "gemma4_unified_text": {"global_head_dim": 32},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2, "use_mamba_kernels": False},
+    "inkling2_loop_text": {"layer_types": HYBRID},
+    "inkling2_text": {"layer_types": HYBRID},
+    "inkling_text": {"layer_types": HYBRID},
+    "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8},
-    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
-    "reformer": {"is_decoder": True},
-    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "cca_time0": 3},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [16, 32], "axial_pos_embds_dim": [24, 40]},
+    "xlstm": {"qk_dim_factor": 1.0},
+    "zaya": {"num_experts_per_tok": 1, "layer_types": HYBRID, "cca_time0": 3},
     "qwen4_exp_text": {
         "eos_token_id": 2,
         "ple_layer_ids": [1],
@@ -185,10 +196,19 @@ def _values(default: PretrainedConfig, convolution: int) -> dict[str, Any]:
     if "use_sliding_window" in fields_of(type(default)):
         values["use_sliding_window"] = True
     for name in ("layer_types", "mlp_layer_types", "layers_block_type", "block_types"):
-        kinds = list(dict.fromkeys(getattr(default, name, None) or ()))
+        kinds = dict.fromkeys(getattr(default, name, None) or ())
+        if name == "layer_types":
+            kinds |= dict.fromkeys(kind for kind in _ATTENTION if _names(type(default), kind))
         if kinds and name in fields_of(type(default)):
-            values[name] = [kinds[i % len(kinds)] for i in range(LAYERS)]
+            values[name] = [list(kinds)[i % len(kinds)] for i in range(LAYERS)]
     return values
+
+
+def _names(kind: type[PretrainedConfig], word: str) -> bool:
+    """Whether the module of a configuration class, or that of its models, has a word as a string."""
+    home = Path(str(inspect.getsourcefile(kind)))
+    homes = [home, home.with_name(home.name.replace("configuration_", "modeling_"))]
+    return any(f'"{word}"' in path.read_text(encoding="utf-8") for path in homes if path.exists())
 
 
 def _default(default: PretrainedConfig, name: str) -> Any:

@@ -258,8 +258,8 @@ def _need(index: int, layer: DynamicLayer, model: PreTrainedModel) -> tuple[str,
         return "full", 0
     config = _text_config(model)
     types = getattr(config, "layer_types", None)
-    if types is not None:
-        chunked = types[index] == "chunked_attention"
+    if types is not None:  # a cache may have more layers than the config, for layers that are gone through again
+        chunked = "chunked_attention" in types and types[index] == "chunked_attention"
     else:
         chunked = getattr(config, "sliding_window", None) is None and hasattr(config, "attention_chunk_size")
     return ("chunk" if chunked else "window"), int(layer.sliding_window)
