@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -99,7 +100,9 @@ def _judge(case: Case, seed: int) -> Judgement:
     except Exception as error:
         return Judgement("not made", _first_line(error))
     try:
-        config = EngineConfig(max_batched_tokens=48, max_running=4, max_retries=9, memory=scarce_memory(model), check=True)
+        config = EngineConfig(
+            max_batched_tokens=48, max_running=4, max_retries=9, memory=scarce_memory(model), check=True
+        )
         built = engine_of(LoadedModel(case.name, model, tiny.tokenizer(), inspect_model(model)), config)
     except ModelError as error:
         clear = not _UNCLEAR.search(str(error))
@@ -157,7 +160,7 @@ def _chunks_agree(model: PreTrainedModel, seed: int) -> bool:
     whole = model(input_ids=tokens, use_cache=False)["logits"][0]
     cache, parts = DynamicCache(config=model.config), []
     try:
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in pairwise(cuts):
             positions = torch.arange(start, stop)[None]
             piece = {"input_ids": tokens[:, start:stop], "position_ids": positions, cache_argument(model): cache}
             parts.append(model(**piece, use_cache=True)["logits"][0])

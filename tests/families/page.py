@@ -17,23 +17,24 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
 _HEAD = """# Families of models
 
-This page says what Headway does with each family of models that transformers can load, if the family has states, windows,
-chunks or rotary positions. Look up the `model_type` of your model's `config.json`. `make families` writes the page; do not edit it.
+This page says what Headway does with each family of models of transformers that has states, windows, chunks or rotary
+positions. Look up the `model_type` in your model's `config.json`. `make families` writes this page; do not edit it.
 
-A family is here because its configuration class in transformers {version} has a field for one of these. All other families have
-full attention alone, with learned or relative positions. For each row, a tiny model with random weights ran through the engine,
-in fp32. Its sizes are odd: one key/value head, a vocabulary of 251, a window of 13 tokens, a short convolution of {narrow} or {wide}
-taps. Requests were batched, cut into chunks, shared, preempted and evicted at random, and steps failed. The answers were compared
-with the model's own `generate()`.
+A family is here because its configuration class in transformers {version} has a field for one of these. All other
+families have full attention alone, with learned or relative positions. Each row is a tiny model with random weights
+that ran through the engine, in fp32. Its sizes are odd: one key/value head, a vocabulary of 251, a window of 13 tokens,
+a short convolution of {narrow} or {wide} taps. Requests were batched, cut into chunks, shared, preempted and evicted at
+random, and steps failed. The answers were compared with the model's own `generate()`.
 
 - *equal*: every answer is the one of `generate()`, and prefixes were reused.
-- *warned*: every answer is equal, and the server warns at load that it reuses no prefixes, or less. In transformers itself, a
-  continuation of this class by several tokens is not its own full forward.
+- *warned*: every answer is equal, and the server warns at load that it reuses less, or nothing. In transformers itself,
+  a continuation of this class by several tokens is not its own full forward.
 - *refused*: the server does not start, and says why.
 - *not made*: transformers makes no tiny model of the class, or cannot generate with it.
 
-Equality with `generate()` is promised for fp32 only. In bf16 both round, and near ties between two tokens fall either way. Over
-several families, Headway's share of tokens that differ from the fp32 answer is not above that of `generate()` by more than chance.
+Equality with `generate()` is promised for fp32 only. In bf16 both round, and near ties between two tokens fall either
+way. A test compares both with the answers of fp32, over several families. Headway's share of differing tokens is not
+above that of `generate()` by more than chance.
 """
 
 
@@ -44,7 +45,12 @@ def render(rows: Sequence[tuple[Case, Judgement]], version: str) -> str:
     lines += [f"| | {' | '.join(OUTCOMES[:-1])} |", "| --- |" + " ---: |" * len(OUTCOMES[:-1])]
     for title, counts in _counts({case.name: found.outcome for case, found in rows}).items():
         lines.append(f"| {title} | {' | '.join(str(counts[outcome]) for outcome in OUTCOMES[:-1])} |")
-    lines += ["", "## Table", "", f"| model type | as its class makes it | {CONVOLUTIONS[1]} taps | scaled rotary positions |"]
+    lines += [
+        "",
+        "## Table",
+        "",
+        f"| model type | as its class makes it | {CONVOLUTIONS[1]} taps | scaled rotary positions |",
+    ]
     lines.append("| --- | --- | --- | --- |")
     by_family: dict[Family, dict[str, str]] = {}
     for case, found in rows:
@@ -85,7 +91,9 @@ def outcomes_on_page(text: str) -> dict[str, str]:
     """The outcome of every row of the table, by the row's name."""
     found = {}
     word = "|".join(OUTCOMES)
-    for name, plain, wide, scaled in re.findall(r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE):
+    for name, plain, wide, scaled in re.findall(
+        r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE
+    ):
         found[name] = re.match(word, plain)[0]  # type: ignore[index]
         if wide.strip():
             found[f"{name}+conv{CONVOLUTIONS[1]}"] = re.match(word, wide)[0]  # type: ignore[index]
@@ -97,7 +105,9 @@ def outcomes_on_page(text: str) -> dict[str, str]:
 def counts_on_page(text: str) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """The counts that the page states, and those of its table."""
     section = text.partition("## Counts")[2].partition("## Table")[0]
-    stated = {t: [int(n) for n in row.split("|")] for t, row in re.findall(r"^\| (\w[^|]*) \| ([\d| ]+) \|$", section, re.M)}
+    stated = {
+        t: [int(n) for n in row.split("|")] for t, row in re.findall(r"^\| (\w[^|]*) \| ([\d| ]+) \|$", section, re.M)
+    }
     counted = _counts(outcomes_on_page(text))
     return stated, {title: [counts[outcome] for outcome in OUTCOMES[:-1]] for title, counts in counted.items()}
 

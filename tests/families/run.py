@@ -49,7 +49,7 @@ def earlier(key: dict[str, str]) -> dict[str, Judgement]:
 def main() -> int:
     """Judge what is missing, tell of each, and write the page once all rows are there. 1 if any is a fault."""
     parser = argparse.ArgumentParser(description="Judge every family of models and write docs/families.md.")
-    parser.add_argument("--only", nargs="*", help="Rows to judge, by name (llama, gemma3_text+yarn); no page is written.")
+    parser.add_argument("--only", nargs="*", help="Judge these rows anew (llama, gemma3_text+yarn); write no page.")
     only = parser.parse_args().only
     torch.set_num_threads(1)
     key = {"transformers": transformers.__version__, "code": code_digest()}
@@ -63,7 +63,9 @@ def main() -> int:
     for case in faults:
         print(f"fault: {case.name}: {known[case.name].reason}", file=sys.stderr)
     if only is None and not faults:
-        PAGE.write_text(render([(case, known[case.name]) for case in wanted], transformers.__version__), encoding="utf-8")
+        PAGE.write_text(
+            render([(case, known[case.name]) for case in wanted], transformers.__version__), encoding="utf-8"
+        )
         print(f"wrote {PAGE.relative_to(ROOT)}")
     return 1 if faults else 0
 
@@ -76,7 +78,10 @@ def _judge_all(missing: list[Case], known: dict[str, Judgement], key: dict[str, 
             found = known[case.name] = judge(case, seed=0)
             print(json.dumps({**key, "case": case.name, **asdict(found)}), file=file, flush=True)
             left = (time.monotonic() - started) / i * (len(missing) - i)
-            print(f"[{i}/{len(missing)}, {left / 60:.0f} min left] {case.name}: {found.outcome} {found.reason[:90]}", flush=True)
+            print(
+                f"[{i}/{len(missing)}, {left / 60:.0f} min left] {case.name}: {found.outcome} {found.reason[:90]}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

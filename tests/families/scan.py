@@ -88,7 +88,7 @@ def _parts(config: type[PretrainedConfig]) -> list[type[PretrainedConfig]]:
 
 
 def cases() -> Iterator[Case]:
-    """The rows of the table: every family as its class makes it, then with its wide convolution and scaled rotations."""
+    """The rows of the table: every family as its class makes it, with a wide convolution and with scaled rotations."""
     for family in families():
         yield Case(family)
         if any(has_convolution(part) for part in _parts(family.config)):

@@ -198,7 +198,7 @@ def _reason(model: PreTrainedModel, error: Exception) -> str:
             if own is None:
                 return f"transformers itself cannot compute a short text with it: {failure}"
             kept = type(own.get("past_key_values", own.get(cache_argument(model)))).__name__
-            return f"it keeps what it has computed in a cache of its own ({kept}), which Headway cannot fill: {failure}"
+            return f"it keeps what it has computed in a cache of its own ({kept}), which Headway cannot fill"
     place = _raised_in(error)
     parts = [] if place is None else [*dict(place.named_modules()), type(place).__name__]
     sparse = " for sparse attention over an index" if any("index" in part.lower() for part in parts) else ""
