@@ -26,10 +26,10 @@ _KINDS = {
     r"|local_attn_chunk_length",
     "rotary": r"rope_parameters",
 }
-_MOVING = ("dynamic", "longrope")
-"""Scaled rotations that depend on the longest sequence of a forward: every family is tried with them."""
-_FIXED = tuple(name for name in ROPE if name not in _MOVING)
-"""Those that depend on the position alone: each family is tried with one of them."""
+_LONG = "longrope"
+"""Rotations that depend on the longest sequence of a forward at any length: every family is tried with them."""
+_OTHERS = tuple(name for name in ROPE if name != _LONG)
+"""Those that depend on the position alone up to the model's length: each family is tried with one of them."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,5 @@ def cases() -> Iterator[Case]:
         if any(has_convolution(part) for part in _parts(family.config)):
             yield Case(family, convolution=CONVOLUTIONS[1])
         if "rotary" in family.kinds:
-            fixed = _FIXED[sum(family.name.encode()) % len(_FIXED)]
-            for rope in (fixed, *_MOVING):
+            for rope in (_OTHERS[sum(family.name.encode()) % len(_OTHERS)], _LONG):
                 yield Case(family, rope=rope)

@@ -8,6 +8,7 @@ window smaller than a block and no multiple of anything, short convolutions of 3
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from pathlib import Path
@@ -93,7 +94,10 @@ AMENDMENTS: dict[str, dict[str, Any]] = {
     },
     "dbrx": {"attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4}},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
-    "granitemoehybrid": {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "position_embedding_type": "rope",
+    },
     "diffllama": {"num_key_value_heads": 2},
     "gemma3n_text": {"intermediate_size": 128, "activation_sparsity_pattern": [0.0] * 4},
     "gemma4_text": {"global_head_dim": 32},
@@ -106,6 +110,7 @@ AMENDMENTS: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8},
     "reformer": {"is_decoder": True, "axial_pos_shape": [16, 32], "axial_pos_embds_dim": [24, 40]},
+    "zamba2": {"use_mem_rope": True},
     "xlstm": {"qk_dim_factor": 1.0},
     "zaya": {"num_experts_per_tok": 1, "layer_types": HYBRID, "cca_time0": 3},
     "qwen4_exp_text": {
@@ -135,7 +140,12 @@ ROPE: dict[str, dict[str, Any]] = {
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     },
-    "longrope": {"factor": 4.0, "original_max_position_embeddings": ORIGINAL_LENGTH},
+    "longrope": {
+        "factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL_LENGTH,
+        "short_mscale": 1.0,
+        "long_mscale": 1.25,
+    },
 }
 """Kinds of scaled rotary positions, with their parameters."""
 
@@ -232,17 +242,23 @@ def _ruled(name: str, convolution: int) -> int | None:
 def _scaled(config: PretrainedConfig, text: PretrainedConfig, rope: str) -> dict[str, Any]:
     """The rotary parameters of a configuration, scaled; LongRoPE has a factor for each frequency of the model."""
     own = dict(text.rope_parameters or {})
-    nested = {key: value for key, value in own.items() if isinstance(value, dict)}
+    nested = {key: dict(value) for key, value in own.items() if isinstance(value, dict)}
     if not nested:
         return {**own, **_parameters(config, rope, "")}
+    for value in nested.values():
+        if value["rope_type"] == "proportional":  # rotates a part of a head in a way of its own
+            value.pop("partial_rotary_factor", None)
     return own | {key: {**value, **_parameters(config, rope, f"{key}_")} for key, value in nested.items()}
 
 
 def _parameters(config: PretrainedConfig, rope: str, prefix: str) -> dict[str, Any]:
     parameters = {"rope_type": rope, **ROPE[rope]}
     if rope == "longrope":
+        linear = copy.deepcopy(config)
+        text = linear.get_text_config(decoder=True)
+        text.rope_parameters = _scaled(linear, text, "linear")
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(linear)
         wanted = [
             b for n, b in model.named_buffers() if n.rpartition(".")[2] == f"{prefix}inv_freq" and "vision" not in n
         ]
