@@ -390,7 +390,7 @@ _REASONS = (
     Mutation(
         "explain: a hit that is given up is told evicted",
         "index/explain.py",
-        "given_up = (Loss(Reason.NO_ROOM, 0, self.hit_tokens),) if self.hit_tokens else ()",
+        "given_up = (Loss(why, 0, self.hit_tokens),) if self.hit_tokens else ()",
         "given_up = (Loss(Reason.EVICTED, 0, self.hit_tokens),) if self.hit_tokens else ()",
         (EXPLAIN, MACHINE),
     ),

@@ -140,20 +140,33 @@ def test_answers_equal_generate(name: str):
 
 
 @pytest.mark.parametrize("name", ["Jamba", "FalconMamba"])
-def test_a_model_that_contradicts_itself_is_served_without_reuse(name: str, caplog: pytest.LogCaptureFixture):
+def test_a_model_that_continues_token_by_token_resumes_where_that_is_cheaper(
+    name: str, caplog: pytest.LogCaptureFixture
+):
     model = tiny_model(name)
     loaded = LoadedModel(name, model, tiny.tokenizer(), inspect_model(model))
     built = engine_of(loaded, EngineConfig(memory=32 << 20, max_running=4, max_batched_tokens=300))
-    assert "prefix reuse is off" in caplog.text
-    assert not built.engine.config.prefix_reuse
+    assert "less is reused" in caplog.text
+    assert built.engine.config.step_tokens == built.check.step_tokens > 1
     prompts = np.random.default_rng(0).integers(3, 256, (6, 60)).astype(np.int32)
     asked = [GenerationRequest(prompt[: 30 + 5 * i], 12, ignore_eos=True) for i, prompt in enumerate(prompts)]
-    expected = [generated(name, tuple(request.tokens.tolist()), 12)[0] for request in asked]
     engine = built.engine.start()
     try:
         handles = [engine.submit(replace(request)) for request in [*asked, *asked]]
         results = [handle.result(300) for handle in handles]
-        assert [list(result.tokens) for result in results] == expected * 2
-        assert {result.cached_tokens for result in results} == {0}
+        told = [
+            np.array([*request.tokens, *result.tokens, 7], np.int32)
+            for request, result in zip(asked, results[:6], strict=True)
+        ]
+        more = [replace(request, tokens=tokens) for request, tokens in zip(asked, told, strict=True)]
+        results += [engine.submit(request).result(300) for request in more]
     finally:
         engine.close()
+    for request, result in zip([*asked, *asked, *more], results, strict=True):
+        assert list(result.tokens) == generated(name, tuple(request.tokens.tolist()), 12)[0]
+    cached = [result.cached_tokens for result in results]
+    assert cached[12:] == [len(request.tokens) - 2 for request in more], (
+        "one step behind the answer, and the last token"
+    )
+    assert cached[:6] == [0] * 6
+    assert set(cached[6:12]) <= {0, *(len(request.tokens) - 1 for request in asked)}

@@ -31,7 +31,7 @@ from headway.cache.config import CacheConfig
 from headway.cache.guard import Clock, Guarded, guarded
 from headway.cache.index.edge import Edge
 from headway.cache.index.events import Event
-from headway.cache.index.explain import Explanation, Waterfall, explain_match
+from headway.cache.index.explain import Explanation, Reason, Waterfall, explain_match
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
@@ -248,7 +248,7 @@ class PrefixCache(Guarded):
     # ---- leases
 
     @guarded
-    def lease(self, prompt: Prompt, hit: Hit | None = None, own_blocks: bool = False) -> Lease:
+    def lease(self, prompt: Prompt, hit: Hit | None = None, own_blocks: bool = False, *, least_hit: int = 0) -> Lease:
         """Start a request: enter its path, hold what it resumes from, and plan its checkpoints.
 
         Args:
@@ -257,6 +257,7 @@ class PrefixCache(Guarded):
             own_blocks: The lease keeps its blocks until it ends: an entry of its row in `tables` stays what it is once
                 it is given, but for windows and chunks, whose entries go as the tokens leave their reach. Otherwise,
                 where others published the same tokens first, it takes over their blocks and frees its own.
+            least_hit: A hit of fewer tokens is given up, where computing them anew is cheaper than going on from it.
 
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
@@ -267,9 +268,9 @@ class PrefixCache(Guarded):
             hit = self._lookup(prompt)
         affordable = self._opener.admit(hit)
         explanation = self._explain(hit)
-        if not affordable:
+        if not affordable or hit.tokens < least_hit:
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
-            explanation = explanation.without_hit()
+            explanation = explanation.without_hit(Reason.COMPUTED_ANEW if affordable else Reason.NO_ROOM)
         self._waterfall.add(explanation)
         row = self._opener.open(hit, explanation, own_blocks=own_blocks)
         return Lease(self._leases, row)

@@ -47,6 +47,9 @@ __all__ = ["BuiltEngine", "build_engine", "engine_of"]
 logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
+_WHERE_ONE_PIECE_ENDS = ("prompt_end", "answer_end", "breakpoint", "boundary")
+"""Kinds of places at which a prompt in one piece may end, so that single steps follow; the engine says which do."""
+
 
 @dataclass(frozen=True)
 class BuiltEngine:
@@ -169,7 +172,8 @@ def _after_check(config: EngineConfig, check: SelfCheck) -> EngineConfig:
     if check.warning is None:
         return config
     logger.warning("%s", check.warning)
-    return replace(config, prefix_reuse=False, chunked_prefill=False)
+    placed = tuple(kind for kind in config.placement if kind in _WHERE_ONE_PIECE_ENDS)
+    return replace(config, step_tokens=check.step_tokens, placement=placed)
 
 
 def _geometry(layout: ModelLayout, config: EngineConfig, drafter: Sequence[LayerSpec]) -> CacheGeometry:

@@ -230,6 +230,11 @@ class Engine:
         request_id = f"{order}-{secrets.token_hex(8)}"
         if not self.config.prefix_reuse:
             request = replace(request, no_store=True, pin=0)
+        if least := self.config.least_hit(len(request.tokens)):
+            boundaries, breakpoints = (
+                tuple(cut for cut in cuts if cut >= least) for cuts in (request.boundaries, request.breakpoints)
+            )
+            request = replace(request, boundaries=boundaries, breakpoints=breakpoints)
         given = getattr(request.sampling, "seed", None)
         running = RunningRequest.start(
             request, request_id, order, time.monotonic(), self.vocabulary.decode, self.vocabulary.eos

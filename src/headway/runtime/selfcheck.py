@@ -259,8 +259,8 @@ class _Probe:
 
     @property
     def step_tokens(self) -> float:
-        """Tokens computed in one piece in the time of one single step."""
-        return self._seconds[True] / self._seconds[False]
+        """Tokens computed in one piece in the time of one single step, at least 1."""
+        return max(1.0, self._seconds[True] / self._seconds[False])
 
     def _wanted(
         self, named: Sequence[int], places: Sequence[int], short: int, middle: int

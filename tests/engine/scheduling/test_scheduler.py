@@ -371,12 +371,34 @@ def test_salts_do_not_meet():
 
 
 def test_whole_prompts_where_the_model_cannot_continue_one():
-    options = EngineConfig(max_batched_tokens=40, max_running=4, prefix_reuse=False, chunked_prefill=False)
+    options = EngineConfig(
+        max_batched_tokens=40, max_running=4, step_tokens=5.0, placement=("prompt_end", "answer_end")
+    )
     bench = Bench(WORLDS["hybrid"], blocks=60, config=options)
-    requests = [bench.add(prompt(30, seed=i), 10, ignore_eos=True, no_store=True) for i in range(4)]
+    requests = [bench.add(prompt(30, seed=i), 10, ignore_eos=True) for i in range(4)]
     bench.run()
-    assert {count for step in bench.device.steps for count in step if count > 1} <= set(range(30, 41))
+    assert {count for step in bench.device.steps for count in step} == {29, 1}
     bench.check_right(*requests)
+
+
+@pytest.mark.parametrize(("rest", "resumed"), [(1, True), (6, True), (8, True), (9, False), (30, False)])
+def test_single_steps_go_on_where_they_are_cheaper(rest: int, resumed: bool):
+    """All but the last of 35 + rest tokens in one piece, or as many steps as are behind 34, of 5 tokens' time each."""
+    options = EngineConfig(
+        max_batched_tokens=200, max_running=4, step_tokens=5.0, placement=("prompt_end", "answer_end")
+    )
+    bench = Bench(WORLDS["hybrid"], blocks=60, config=options)
+    first = bench.add(prompt(30), 5, ignore_eos=True)
+    bench.run()
+    told = [*first.tokens[: first.known].tolist(), *prompt(rest, seed=9)]
+    bench.device.steps.clear()
+    again, beside = bench.add(told, 3, ignore_eos=True), bench.add(prompt(20, seed=5), 9, ignore_eos=True)
+    bench.run()
+    bench.check_right(first, again, beside)
+    assert again.cached_tokens == (34 if resumed else 0)
+    assert (Reason.COMPUTED_ANEW in again.explanation.reasons) != resumed
+    counts = {count for step in bench.device.steps for count in step}
+    assert counts == ({1, 19} if resumed else {1, 19, 34 + rest})
 
 
 def test_reset_while_requests_run():

@@ -248,9 +248,9 @@ class Scheduler:
                 break
             # The first takes at most three quarters while others wait, so that a short prompt passes a long one.
             crowded = len(picks) == decoding and (len(prefills) > 0 or len(self._queue) > 0)
-            share = budget - budget // 4 if crowded and self._config.chunked_prefill else budget
+            share = budget - budget // 4 if crowded and not self._single_steps else budget
             count = min(self._wanted(request), share)
-            if count < self._wanted(request) and not self._config.chunked_prefill:
+            if count < self._wanted(request) and self._single_steps:
                 break
             picks.append((request, count))
             budget -= count
@@ -275,10 +275,20 @@ class Scheduler:
         return None
 
     def _wanted(self, request: RunningRequest) -> int:
-        """Tokens up to where its next chunk should stop."""
+        """Tokens up to where its next chunk should stop: one, if it is a chunk that its model cannot continue by.
+
+        Such single steps run in one forward with those of requests that decode.
+        """
         assert request.lease is not None
+        if self._single_steps and request.computed:
+            return 1
         stop = min(int(request.lease.next_stop), request.computed + min(request.pending, self._one_set(request)))
         return max(1, stop - request.computed)
+
+    @property
+    def _single_steps(self) -> bool:
+        """Whether the model continues token by token only."""
+        return self._config.step_tokens is not None
 
     def _admit_next(self) -> RunningRequest | None:
         """Admit the next request that may run beside others, or None if there is none now."""
@@ -297,7 +307,8 @@ class Scheduler:
             return False
         hit = self.cache.lookup(self._prompt(request))
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        fits = fits_beside(self.cache, held, request.known, hit.tokens)
+        used = hit.tokens if hit.tokens >= self._config.least_hit(request.known) else 0
+        fits = fits_beside(self.cache, held, request.known, used)
         request.hit, request.refused_epoch = (hit, None) if fits else (None, self._epoch)
         return fits
 
@@ -332,7 +343,8 @@ class Scheduler:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
         try:
-            lease = self.cache.lease(self._prompt(request), request.hit)
+            least = self._config.least_hit(request.known)
+            lease = self.cache.lease(self._prompt(request), request.hit, least_hit=least)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
