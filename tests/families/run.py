@@ -42,7 +42,8 @@ def earlier(key: dict[str, str]) -> dict[str, Judgement]:
     for line in RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else ():
         record = json.loads(line)
         if all(record.pop(name) == value for name, value in key.items()):
-            found[record.pop("case")] = Judgement(**record)
+            name = record.pop("case")
+            found[name] = Judgement(**record)
     return found
 
 

@@ -96,7 +96,7 @@ class _ProbeContext:
         index = layer if self.cache.updated is None else self.cache.updated
         if index is None:
             raise ModelError(
-                f"{self.name}: a layer attends to entries of another layer without saying which layer it is"
+                f"{self.name} cannot be served: a part of it attends to more than the entries of cached tokens"
             )
         self.cache.updated = None
         self.calls[index] = _Attended(query.shape[1], key.shape[-1] + value.shape[-1], key)
@@ -230,7 +230,10 @@ def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuil
     tokens = state = entries_of = None
     if isinstance(layer, DynamicLayer) and layer.is_initialized:
         if call is None:
-            raise ModelError(f"{name}: layer {index} does not attend through transformers' attention interface")
+            raise ModelError(
+                f"{name} cannot be served: layer {index} does not attend through transformers' attention interface, so "
+                "Headway cannot hand it what is cached"
+            )
         need, size = _need(index, layer, model)
         held = (("keys", layer.keys), ("values", layer.values))
         tokens = builder.tokens(need, size, [(n, (t.shape[1], t.shape[3]), t.dtype) for n, t in held if t is not None])
