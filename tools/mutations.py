@@ -28,6 +28,7 @@ class Mutation(NamedTuple):
 MACHINE = "tests/model/test_machine.py::test_cache_beside_oracle_and_device[0]"
 ADMISSION, EVENTS, EXHAUSTION = (f"tests/cache/test_{part}.py" for part in ("admission", "events", "exhaustion"))
 EXPLAIN, GEOMETRY, LIFE, MEMORY = (f"tests/cache/test_{part}.py" for part in ("explain", "geometry", "life", "memory"))
+DISPLACED = "tests/cache/test_displaced.py"
 MISUSE, PLACEMENT, POOL, REUSE = (f"tests/cache/test_{part}.py" for part in ("misuse", "placement", "pool", "reuse"))
 QUEUE, TREE, WISHES = (f"tests/cache/test_{part}.py" for part in ("eviction_queue", "tree", "wishes"))
 FORGET, LOOKING, OWN, TWO = (
@@ -38,8 +39,8 @@ _TREE = (
     Mutation(
         "split: a pin stays with the lower half",
         "index/tree.py",
-        "pin.edge = upper",
-        "pin.edge = edge",
+        "(*upper.checkpoints, *upper.pins, *upper.anchors)",
+        "(*upper.checkpoints, *upper.anchors)",
         (WISHES, MACHINE),
     ),
     Mutation(
@@ -52,15 +53,15 @@ _TREE = (
     Mutation(
         "split: the upper half forgets lost checkpoints",
         "index/tree.py",
-        "upper.lost, edge.lost = _divide(edge.lost, position)",
-        "upper.lost, edge.lost = [], _divide(edge.lost, position)[1]",
+        "for at in list(edge.lost) if at <= position}",
+        "for at in list(edge.lost) if at <= position and not edge.lost.pop(at)}",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
         "split: the lower half forgets lost checkpoints",
         "index/tree.py",
-        "upper.lost, edge.lost = _divide(edge.lost, position)",
-        "upper.lost, edge.lost = _divide(edge.lost, position)[0], []",
+        "for at in list(edge.lost) if at <= position}",
+        "for at in list(edge.lost) if edge.lost[at].position <= position or not edge.lost.pop(at)}",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -108,8 +109,8 @@ _TREE = (
     Mutation(
         "split: a lease stays with the lower half",
         "index/tree.py",
-        "anchor.edge = upper",
-        "anchor.edge = edge",
+        "(*upper.checkpoints, *upper.pins, *upper.anchors)",
+        "(*upper.checkpoints, *upper.pins)",
         (MACHINE,),
     ),
     Mutation(
@@ -122,8 +123,8 @@ _TREE = (
     Mutation(
         "split: checkpoints stay with the lower half",
         "index/tree.py",
-        "checkpoint.edge = upper",
-        "checkpoint.edge = lower",
+        "(*upper.checkpoints, *upper.pins, *upper.anchors)",
+        "(*upper.pins, *upper.anchors)",
         (MACHINE,),
     ),
     Mutation(
@@ -143,8 +144,8 @@ _TREE = (
     Mutation(
         "cut: lost checkpoints of other tokens stay",
         "index/tree.py",
-        "edge.lost = [lost for lost in edge.lost if lost.position <= keep]",
-        "edge.lost = list(edge.lost)",
+        "for at, lost in edge.lost.items() if at <= keep}",
+        "for at, lost in edge.lost.items()}",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -209,8 +210,8 @@ _MEMORY = (
     Mutation(
         "known: entries beyond the last checkpoint stay",
         "index/reclaim.py",
-        "self._trim(edge, edge.marks[-1] if edge.marks else edge.start, cause)",
-        "self._trim(edge, edge.marks[-1] if edge.marks else edge.resident, cause)",
+        "self._trim(edge, edge.last_checkpoint, cause)",
+        "self._trim(edge, edge.last_checkpoint if edge.checkpoints else edge.resident, cause)",
         (MEMORY, MACHINE),
     ),
     Mutation(
@@ -265,8 +266,8 @@ _MEMORY = (
     Mutation(
         "shrink: the block at the end goes too",
         "index/residency.py",
-        "size = -(-keep // table.span) - edge.start // table.span if keep > edge.start else 0",
-        "size = keep // table.span - edge.start // table.span if keep > edge.start else 0",
+        "-(-keep // span) - edge.start // span if keep > edge.start else 0",
+        "keep // span - edge.start // span if keep > edge.start else 0",
         (MEMORY, MACHINE),
     ),
     Mutation(
@@ -414,6 +415,27 @@ _REASONS = (
         "keep = max(0, leases.known.item(row) - computed - self.geometry.lookahead)",
         "keep = 0",
         (EXPLAIN, MACHINE),
+    ),
+    Mutation(
+        "displaced: what matches in its place is told as displaced",
+        "index/displaced.py",
+        "if not 0 < change <= same:",
+        "if change > same:",
+        (DISPLACED,),
+    ),
+    Mutation(
+        "displaced: texts that parted a little before are not looked at",
+        "index/displaced.py",
+        "base = max(0, at.position - _BACK)",
+        "base = at.position",
+        (DISPLACED,),
+    ),
+    Mutation(
+        "displaced: text over several edges is not found",
+        "index/displaced.py",
+        "yield edge, known, length // _GRAM * _GRAM",
+        "yield edge, known, length",
+        (DISPLACED,),
     ),
 )
 

@@ -107,7 +107,7 @@ def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = la
     drafts = DraftSource.of(config)
     require_verifiable(drafts, loaded.name, check)
     drafter = drafts.load(loaded)
-    config = _after_check(config, check)
+    config = _after_check(config, loaded.layout, check)
     progress("making room for the cache")
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
     cache = PrefixCache(_cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
@@ -134,7 +134,7 @@ def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress
         check = loaded[0].check
         assert check is not None, "rank 0 checks the model"
         require_verifiable(drafts, name, check)
-        config = _after_check(config, check)
+        config = _after_check(config, layout, check)
         progress("making room for the cache on every rank")
         cache = PrefixCache(_cache_config(layout, config, _memory(loaded, config), drafter))
         measured = _make_room(executor, cache, config, check)
@@ -167,8 +167,14 @@ class _Model:
         return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)
 
 
-def _after_check(config: EngineConfig, check: SelfCheck) -> EngineConfig:
+def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) -> EngineConfig:
     """The options that a model's self-check leaves, with a warning where that is not what was asked for."""
+    if layout.grows and layout.max_tokens is not None:
+        logger.warning(
+            "%s changes its rotary frequencies with every token behind %d (dynamic NTK scaling), so that answers would "
+            "depend on earlier requests: requests are limited to %d tokens",
+            *(layout.model, layout.max_tokens, layout.max_tokens),
+        )
     if check.warning is None:
         return config
     logger.warning("%s", check.warning)

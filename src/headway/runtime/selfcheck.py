@@ -30,6 +30,7 @@ from headway.cache import CacheGeometry, TableKind
 from headway.errors import ModelError
 from headway.runtime.forward.batch import RunBatch, StateMove
 from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.model.inspection import raised_in
 from headway.runtime.model.layout import ModelLayout
 
 __all__ = ["SelfCheck", "Verdict", "self_check"]
@@ -130,10 +131,19 @@ def self_check(model: PreTrainedModel, layout: ModelLayout, seed: int = 0) -> Se
     Raises:
         ModelError: Even a prefill in one piece, or a continuation by single tokens, is not what transformers computes.
     """
-    probe = _Probe(model, layout, seed)
-    whole = probe.whole()
-    chunks, failure = probe.chunks()
-    steps = probe.steps()
+    try:
+        probe = _Probe(model, layout, seed)
+        whole = probe.whole()
+        chunks, failure = probe.chunks()
+        steps = probe.steps()
+    except Exception as error:
+        place = raised_in(error)
+        if place is None or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ModelError(
+            f"{layout.model} cannot be served: its {type(place).__name__} fails over Headway's memory. It may need "
+            f"more than tokens, or use transformers' cache in a way of its own"
+        ) from error
     for part, what in ((whole, "a prefill"), (steps, "a continuation by single tokens")):
         if not part.is_rounding(layout.dtype):
             raise ModelError(

@@ -7,7 +7,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -70,7 +70,7 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)
     app.include_router(_open_routes(engine, metrics))
-    app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_key))])
+    app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_keys))])
     return app
 
 
@@ -142,10 +142,15 @@ def _api_routes(service: GenerationService) -> APIRouter:
     return router
 
 
-def _key_check(api_key: str | None) -> Any:
+def _key_check(api_keys: Sequence[str]) -> Any:
+    """What lets in whoever sends one of `api_keys`, and says in the request's state which."""
+
     async def check(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if api_key is not None and not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+        given = request.headers.get("authorization", "").encode()
+        fits = [hmac.compare_digest(given, f"Bearer {key}".encode()) for key in api_keys]  # all, so that time is equal
+        if any(fits):
+            request.state.api_key = api_keys[fits.index(True)]
+        elif api_keys:
             raise RequestError(
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", None, "invalid_api_key"
             )

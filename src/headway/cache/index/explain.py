@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from headway.cache.index.displaced import Displaced
 from headway.cache.index.edge import Match
 from headway.cache.policy.reuse import PATH
+from headway.sizes import counted
 
 __all__ = ["Evicted", "Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
 
@@ -48,6 +50,8 @@ class Reason(Enum):
     """Reserved, as there are no lower tiers yet: no lower tier of memory had them."""
     TIER_FAILED = "tier_failed"
     """Reserved: a lower tier had them, but the load failed."""
+
+    __hash__ = object.__hash__  # every lease counts its reasons: without the detour over the name
 
 
 class Evicted(NamedTuple):
@@ -99,12 +103,15 @@ class Explanation:
         hit_tokens: Tokens reused.
         matched: Tokens that follow a known path.
         losses: Lines that cover [hit_tokens, prompt_tokens), ascending, without gap or overlap.
+        displaced: Tokens among those lost that are known behind another text than here; looked for only where somebody
+            asks for an explanation, so None on a lease.
     """
 
     prompt_tokens: int
     hit_tokens: int
     matched: int
     losses: tuple[Loss, ...]
+    displaced: Displaced | None = None
 
     @property
     def reasons(self) -> frozenset[Reason]:
@@ -118,11 +125,13 @@ class Explanation:
 
     def __str__(self) -> str:
         """A sentence per line."""
-        lines = [f"{self.hit_tokens} of {self.prompt_tokens} tokens reused, {self.matched} follow a known path"]
+        length = counted(self.prompt_tokens, "token")
+        lines = [f"{self.hit_tokens:,} of {length} reused, {self.matched:,} follow a known path"]
         for loss in self.losses:
             tail = "" if loss.detail is None else f" ({loss.detail})"
-            lines.append(f"  [{loss.start}, {loss.stop}) {loss.reason.value}: {loss.stop - loss.start} tokens{tail}")
-        return "\n".join(lines)
+            place = f"[{loss.start:,}, {loss.stop:,})"
+            lines.append(f"  {place} {loss.reason.value}: {counted(loss.stop - loss.start, 'token')}{tail}")
+        return "\n".join(lines if self.displaced is None else [*lines, f"  {self.displaced}"])
 
 
 @dataclass
@@ -168,7 +177,8 @@ def explain_match(
     capped = max(usable, min(matched, length - 1))
     losses: list[Loss] = []
     if hit < usable:
-        computed = max(hit, min(_computed(at), usable))
+        end = next((edge.computed for edge in at.edge.path() if edge.computed > edge.start), 0)
+        computed = max(hit, min(end, usable))
         if hit < computed:
             losses += _trimmed(at, hit, computed, now) if floats else _unkept(at, hit, computed, now)
         if computed < usable:  # what is known and not computed lies before a running lease's place
@@ -183,14 +193,6 @@ def explain_match(
         reason = Reason.PARTED if matched else Reason.NOTHING_MATCHED
         losses.append(Loss(reason, max(matched, elsewhere), length))
     return Explanation(length, hit, matched, tuple(losses))
-
-
-def _computed(at: Match) -> int:
-    """Position up to which the matched path was ever computed."""
-    for edge in at.edge.path():
-        if edge.computed > edge.start:
-            return min(edge.computed, at.position)
-    return 0
 
 
 def _unkept(at: Match, hit: int, computed: int, now: float) -> Iterator[Loss]:

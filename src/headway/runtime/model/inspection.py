@@ -29,7 +29,7 @@ from headway.runtime.model.attention import AttentionSwitch, Scores, masked_atte
 from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
 from headway.runtime.model.rotary import grows, long_rope_of
 
-__all__ = ["cache_argument", "inspect_model"]
+__all__ = ["cache_argument", "inspect_model", "raised_in"]
 
 _PROBE_TOKENS = 8
 """Tokens of the dry run: more than any short convolution is wide, so that its state has its full size."""
@@ -159,13 +159,13 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
 def _dry_run(model: PreTrainedModel) -> _DryRun:
     """Run a prompt of `_PROBE_TOKENS` tokens and one token after it."""
     name = type(model).__name__
-    cache = _ProbeCache(model.config)
-    context = _ProbeContext(cache, name)
     tokens = torch.arange(1, _PROBE_TOKENS + 2, device=model.device)[None]
     positions = torch.arange(_PROBE_TOKENS + 1, device=model.device)[None]
     cut = (slice(None), slice(0, _PROBE_TOKENS)), (slice(None), slice(_PROBE_TOKENS, None))
     vocab = 0
     try:
+        cache = _ProbeCache(model.config)
+        context = _ProbeContext(cache, name)
         with AttentionSwitch(model).attending(context):
             for part in cut:
                 output = model(
@@ -191,24 +191,26 @@ def _reason(model: PreTrainedModel, error: Exception) -> str:
     """
     tokens = torch.arange(1, _PROBE_TOKENS + 1, device=model.device)[None]
     own: Any = None
-    for held in ({}, {cache_argument(model): DynamicCache(config=model.config)}):
+    for given in (False, True):
         try:
+            held = {cache_argument(model): DynamicCache(config=model.config)} if given else {}
             own = model(input_ids=tokens, use_cache=True, **held)
         except Exception as failure:
             if own is None:
                 return f"transformers itself cannot compute a short text with it: {failure}"
             kept = type(own.get("past_key_values", own.get(cache_argument(model)))).__name__
             return f"it keeps what it has computed in a cache of its own ({kept}), which Headway cannot fill"
-    place = _raised_in(error)
+    place = raised_in(error)
     parts = [] if place is None else [*dict(place.named_modules()), type(place).__name__]
     sparse = " for sparse attention over an index" if any("index" in part.lower() for part in parts) else ""
     part = "network" if place is None else type(place).__name__
     return f"its {part} works on an attention mask{sparse}; Headway computes what a token sees without one"
 
 
-def _raised_in(error: Exception) -> Any:
+def raised_in(error: Exception) -> torch.nn.Module | None:
     """The innermost module of a model that was running when an error was raised, or None."""
-    found, frame = None, error.__traceback__
+    found: torch.nn.Module | None = None
+    frame = error.__traceback__
     while frame is not None:
         module = frame.tb_frame.f_locals.get("self")
         found = module if isinstance(module, torch.nn.Module) else found
