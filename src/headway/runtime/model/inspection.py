@@ -96,7 +96,7 @@ class _ProbeContext:
         index = layer if self.cache.updated is None else self.cache.updated
         if index is None:
             raise ModelError(
-                f"{self.name}: a layer attends to entries of another layer without saying which layer it is"
+                f"{self.name} cannot be served: a part of it attends to more than the entries of cached tokens"
             )
         self.cache.updated = None
         self.calls[index] = _Attended(query.shape[1], key.shape[-1] + value.shape[-1], key)
@@ -199,7 +199,7 @@ def _reason(model: PreTrainedModel, error: Exception) -> str:
             if own is None:
                 return f"transformers itself cannot compute a short text with it: {failure}"
             kept = type(own.get("past_key_values", own.get(cache_argument(model)))).__name__
-            return f"it keeps what it has computed in a cache of its own ({kept}), which Headway cannot fill: {failure}"
+            return f"it keeps what it has computed in a cache of its own ({kept}), which Headway cannot fill"
     place = raised_in(error)
     parts = [] if place is None else [*dict(place.named_modules()), type(place).__name__]
     sparse = " for sparse attention over an index" if any("index" in part.lower() for part in parts) else ""
@@ -232,7 +232,10 @@ def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuil
     tokens = state = entries_of = None
     if isinstance(layer, DynamicLayer) and layer.is_initialized:
         if call is None:
-            raise ModelError(f"{name}: layer {index} does not attend through transformers' attention interface")
+            raise ModelError(
+                f"{name} cannot be served: layer {index} does not attend through transformers' attention interface, so "
+                "Headway cannot hand it what is cached"
+            )
         need, size = _need(index, layer, model)
         held = (("keys", layer.keys), ("values", layer.values))
         tokens = builder.tokens(need, size, [(n, (t.shape[1], t.shape[3]), t.dtype) for n, t in held if t is not None])
@@ -260,8 +263,8 @@ def _need(index: int, layer: DynamicLayer, model: PreTrainedModel) -> tuple[str,
         return "full", 0
     config = _text_config(model)
     types = getattr(config, "layer_types", None)
-    if types is not None:
-        chunked = types[index] == "chunked_attention"
+    if types is not None:  # a cache may have more layers than the config, for layers that are gone through again
+        chunked = "chunked_attention" in types and types[index] == "chunked_attention"
     else:
         chunked = getattr(config, "sliding_window", None) is None and hasattr(config, "attention_chunk_size")
     return ("chunk" if chunked else "window"), int(layer.sliding_window)

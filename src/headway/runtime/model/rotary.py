@@ -60,7 +60,10 @@ class LongSet:
         return (given.pop("x"),), given | {"position_ids": torch.cat([positions, more], dim=-1)}
 
 
-def _hide_last(_: nn.Module, __: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _hide_last(_: nn.Module, __: Any, output: Any) -> Any:
+    """Angles without the last position: cosines and sines, or one tensor of complex numbers."""
+    if isinstance(output, torch.Tensor):
+        return output[..., :-1, :]
     return tuple(angles[..., :-1, :] for angles in output)
 
 
@@ -83,7 +86,7 @@ def long_rope_of(model: PreTrainedModel, cache_argument: str) -> LongRope | None
     for module in _rotary_modules(model, _LONG):
         parameters: Any = module.config.rope_parameters
         for each in parameters.values() if isinstance(module.rope_type, dict) else [parameters]:
-            if each["rope_type"] == _LONG:
+            if each is not None and each["rope_type"] == _LONG:
                 found.add(int(each["original_max_position_embeddings"]))
     if len(found) > 1:
         lengths = " and ".join(f"{length:,}" for length in sorted(found))
