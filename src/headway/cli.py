@@ -78,6 +78,7 @@ _EXTRAS = {
         "huggingface_hub",
         "jinja2",
         "prometheus_client",
+        "pythonjsonlogger",
         "safetensors",
         "torch",
         "transformers",

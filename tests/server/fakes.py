@@ -17,6 +17,7 @@ from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer
 from headway.cache import CacheConfig, LayerSpec, PrefixCache
 from headway.engine import Engine, EngineConfig, TextTokenizer, Vocabulary
 from headway.server import ServerOptions, create_app
+from headway.server.connections import make_server
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY .!?<>/:-"
 
@@ -99,6 +100,8 @@ def running(
     config: EngineConfig | None = None,
     api_key: str | None = None,
     max_body_bytes: int = 1 << 20,
+    client_timeout: float = 60.0,
+    grace: float = 5.0,
 ) -> Iterator[Running]:
     """Start a server; at the end stop it and check that nothing is held."""
     config = config or EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600)
@@ -106,8 +109,9 @@ def running(
     device = FakeDevice(cache.geometry, blocks)
     words = CharTokenizer()
     engine = Engine(cache, device, config, Vocabulary(VOCAB, words.decode, (EOS,))).start()
-    with listening(engine, words, ServerOptions("fake", api_key, max_body_bytes)) as (url, server):
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    options = ServerOptions("fake", api_key, max_body_bytes, client_timeout=client_timeout)
+    with listening(engine, words, options, grace) as (url, server):
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}".encode()}
         with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
             yield Running(url, engine, device, http, server)
     assert device.closed.is_set(), "the application closes its engine"
@@ -117,17 +121,26 @@ def running(
 
 
 @contextmanager
-def listening(engine: Engine, words: TextTokenizer, options: ServerOptions) -> Iterator[tuple[str, uvicorn.Server]]:
+def listening(
+    engine: Engine, words: TextTokenizer, options: ServerOptions, grace: float = 5.0
+) -> Iterator[tuple[str, uvicorn.Server]]:
     """Serve an engine on a loopback port: its address and its server."""
     app = create_app(engine, words, options)
+    server = make_server(app, engine, patience=options.client_timeout, grace=grace)
+    with served(server) as url:
+        yield url, server
+
+
+@contextmanager
+def served(server: uvicorn.Server) -> Iterator[str]:
+    """Run a server on a loopback port: its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
         started = threading.Event()
         thread = threading.Thread(target=_serve, args=(server, listener, started))
         thread.start()
         assert started.wait(30)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(60)

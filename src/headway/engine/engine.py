@@ -187,10 +187,10 @@ class Engine:
 
     def drain(self, timeout: float) -> bool:
         """Accept nothing more and wait until all requests have ended. Returns whether they did in time."""
-        self._accepting = False
-        deadline = time.monotonic() + timeout
         with self._wakeup:
-            return self._wakeup.wait_for(lambda: not self._handles, max(0.0, deadline - time.monotonic()))
+            self._accepting = False
+            self._wakeup.notify_all()
+            return self._wakeup.wait_for(lambda: not self._handles, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Stop after the present step, fail what is left, release the device. May be called twice.

@@ -14,10 +14,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.engine import Engine, EngineBusyError, TextTokenizer
 from headway.errors import RequestError
+from headway.server.connections import RequestIds
 from headway.server.errors import install_error_handlers
 from headway.server.metrics import Metrics
 from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
@@ -43,7 +45,7 @@ _LAST_STEP_SECONDS = 60.0
 """How long a shutdown waits for a step to end. A device that hangs must not keep the process."""
 
 
-def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> FastAPI:
+def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> ASGIApp:
     """Build the application around an engine that was started. When it shuts down, it closes the engine.
 
     Servers of ASGI applications let running requests end before they shut an application down, so nobody is cut off.
@@ -71,7 +73,7 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     install_error_handlers(app)
     app.include_router(_open_routes(engine, metrics))
     app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_key))])
-    return app
+    return RequestIds(app)  # around everything: a response to a fault of ours has an id as well
 
 
 def _open_routes(engine: Engine, metrics: Metrics) -> APIRouter:
@@ -109,11 +111,11 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await service.chat(parse_body(ChatRequest, await _read_json(request, options.max_body_bytes)), request)
+        return await service.chat(parse_body(ChatRequest, await _read_json(request, options)), request)
 
     @router.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        body = parse_body(CompletionRequest, await _read_json(request, options.max_body_bytes))
+        body = parse_body(CompletionRequest, await _read_json(request, options))
         return await service.complete(body, request)
 
     @router.get("/v1/models")
@@ -144,8 +146,9 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
 def _key_check(api_key: str | None) -> Any:
     async def check(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if api_key is not None and not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        fits = api_key is None or hmac.compare_digest(given.strip().encode("latin-1"), api_key.encode())
+        if api_key is not None and not (fits and scheme.lower() == "bearer"):
             raise RequestError(
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", None, "invalid_api_key"
             )
@@ -153,22 +156,27 @@ def _key_check(api_key: str | None) -> Any:
     return check
 
 
-async def _read_json(request: Request, limit: int) -> Any:
+async def _read_json(request: Request, options: ServerOptions) -> Any:
     """The decoded body.
 
     Raises:
-        RequestError: It is larger than `limit` bytes (413), or no JSON.
+        RequestError: It is larger than the server takes (413), does not come in time (408), or is no JSON.
     """
+    limit, seconds = options.max_body_bytes, options.client_timeout
     too_large = RequestError(f"the body is larger than {limit} bytes", None, "body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise too_large
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError:
+        message = f"the body did not arrive within {seconds:g} seconds (--client-timeout of the server)"
+        raise RequestError(message, None, "request_timeout") from None
     except ClientDisconnect:
         raise RequestError("the client went away while it sent the body") from None
     return _decoded(body)

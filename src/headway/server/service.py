@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextTokenizer
 from headway.errors import HeadwayError, RequestError
-from headway.server.errors import error_body
+from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, headway_report, usage
 from headway.server.generation import generation_requests
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
@@ -42,12 +42,14 @@ class ServerOptions:
         api_key: What clients must send as bearer token; None lets everybody in.
         max_body_bytes: Largest body of a request.
         recorder: Records what is asked and answered; None for no recording. The application closes it.
+        client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
     """
 
     model_name: str
     api_key: str | None = None
     max_body_bytes: int = 16 * 1024**2
     recorder: Recorder | None = None
+    client_timeout: float = 60.0
 
 
 @dataclass
@@ -200,6 +202,7 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any] | str, None]:
             yield job.format.closing(job.totals()) | job.report()
         yield "[DONE]"
     except HeadwayError as error:
+        log_failure(error)
         yield error_body(error)
 
 
