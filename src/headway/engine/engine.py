@@ -25,7 +25,7 @@ from headway.cache import PrefixCache, ResetReport
 from headway.engine.config import EngineConfig
 from headway.engine.errors import EngineStoppedError, QueueFullError, RanksLostError, RequestFailedError
 from headway.engine.executor import Executor
-from headway.engine.handle import RequestHandle
+from headway.engine.handle import RequestHandle, wake_readers
 from headway.engine.request import GenerationRequest, RunningRequest, Update
 from headway.engine.scheduling.admission import length_limit, require_servable
 from headway.engine.scheduling.drafts import DraftPlanner
@@ -313,16 +313,22 @@ class Engine:
         self._interruption = None
 
     def _publish(self, news: Sequence[Update]) -> None:
-        for update in news:
-            request, error = update.request, update.error
-            handle = self._handles[request.request_id][1]
-            ended = error is not None or (update.delta is not None and update.delta.result is not None)
-            if ended:
-                self._forget(request)
-            if error is not None:
-                handle.fail(error)
-            elif update.delta is not None:
-                handle.put(update.delta)
+        told: list[RequestHandle] = []
+        try:
+            for update in news:
+                told.append(self._handles[update.request.request_id][1])
+                self._tell(told[-1], update)
+        finally:  # also if an observer raised, which ends the engine: whoever was told is woken
+            wake_readers(told)
+
+    def _tell(self, handle: RequestHandle, update: Update) -> None:
+        error, delta = update.error, update.delta
+        if error is not None or (delta is not None and delta.result is not None):
+            self._forget(update.request)
+        if error is not None:
+            handle.fail(error)
+        elif delta is not None:
+            handle.put(delta)
 
     def _forget(self, request: RunningRequest) -> None:
         if self.observer is not None:
@@ -368,6 +374,7 @@ class Engine:
             self._wakeup.notify_all()
         for _, handle in left:
             handle.fail(error)
+        wake_readers(handle for _, handle in left)
         self._executor.close()
 
     def _post(self, command: Callable[[], None]) -> bool:

@@ -218,6 +218,10 @@ async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int,
     Raises:
         HeadwayError: One of the requests failed.
     """
+    if len(handles) == 1:
+        async for delta in handles[0]:
+            yield 0, delta
+        return
     news: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue()
 
     async def pump(index: int, handle: RequestHandle) -> None:
