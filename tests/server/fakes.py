@@ -26,6 +26,7 @@ class CharTokenizer:
     """Token i is the character i - 1 of the alphabet, and 0 ends an answer."""
 
     has_chat_template = True
+    longest_token = 4  # of one character, but no tokenizer has to know its own well
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [max(1, ALPHABET.find(sign) + 1) for sign in text]

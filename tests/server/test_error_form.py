@@ -165,6 +165,7 @@ def test_what_asks_for_nothing_is_accepted(server: Running):
         (b'{"prompt": "a", "\\udc00": 1}', 400, "surrogate"),
         (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", 400, "not JSON"),
         (b'"' + b"x" * (2 << 20) + b'"', 413, "larger than"),
+        (b"[" * 300_000, 413, "opening brackets"),
     ],
 )
 def test_bodies_that_are_no_requests(server: Running, content: bytes, status: int, text: str):

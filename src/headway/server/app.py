@@ -41,6 +41,8 @@ PATHS = {
 }
 """What `GET /` answers: every path, and what it is for."""
 
+_MAX_BRACKETS = 250_000
+"""Brackets in a body. Reading a hundred thousand lists takes as long as reading many megabytes of text."""
 _LAST_STEP_SECONDS = 60.0
 """How long a shutdown waits for a step to end. A device that hangs must not keep the process."""
 
@@ -52,7 +54,7 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
 
     Args:
         engine: The engine; its observer is set to the application's metrics.
-        tokenizer: The model's tokenizer; used by one thread of the server and by no other.
+        tokenizer: The model's tokenizer; several threads of the server use it.
         options: The server's options.
     """
     service = GenerationService(engine, tokenizer, options)
@@ -111,11 +113,12 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await service.chat(parse_body(ChatRequest, await _read_json(request, options)), request)
+        body = parse_body(ChatRequest, await _read_json(request, options), service.engine.max_model_len)
+        return await service.chat(body, request)
 
     @router.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        body = parse_body(CompletionRequest, await _read_json(request, options))
+        body = parse_body(CompletionRequest, await _read_json(request, options), service.engine.max_model_len)
         return await service.complete(body, request)
 
     @router.get("/v1/models")
@@ -186,8 +189,14 @@ def _decoded(body: bytearray) -> Any:
     """What JSON in UTF-8 says.
 
     Raises:
-        RequestError: It is no JSON, or has text that cannot be written as UTF-8.
+        RequestError: It is no JSON, would take long to read, or has text that cannot be written as UTF-8.
     """
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets > _MAX_BRACKETS:
+        message = (
+            f"the body has {brackets} opening brackets, {_MAX_BRACKETS} may be: each may begin a list or an object"
+        )
+        raise RequestError(message, None, "body_too_large")
     try:
         text = body.decode("utf-8-sig")
         value = json.loads(text)

@@ -70,11 +70,13 @@ class PreparedPrompt:
     breakpoints: tuple[int, ...] = ()
 
 
-def prepare_completions(request: CompletionRequest, tokenizer: TextTokenizer) -> list[PreparedPrompt]:
-    """Tokens of the prompt or prompts of a plain completion.
+def prepare_completions(
+    request: CompletionRequest, tokenizer: TextTokenizer, longest: int | None = None
+) -> list[PreparedPrompt]:
+    """Tokens of the prompt or prompts of a plain completion, none of more than `longest` tokens.
 
     Raises:
-        RequestError: No prompt, or too many.
+        RequestError: No prompt, or too many, or one whose characters alone make it too long.
     """
     given = request.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
@@ -85,6 +87,9 @@ def prepare_completions(request: CompletionRequest, tokenizer: TextTokenizer) ->
         raise RequestError("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if len(prompts) * (request.n or 1) > _MAX_ANSWERS:
         raise RequestError(f"more than {_MAX_ANSWERS} answers in one request; send several", "prompt")
+    for text in prompts:
+        if isinstance(text, str):
+            _refuse_by_length(text, tokenizer, longest, "prompt")
     return [_prepare_text(prompt, request.echo, tokenizer) for prompt in prompts]
 
 
@@ -94,7 +99,8 @@ def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer, longest: int | 
     One of more than `longest` tokens is going to be refused, so its boundaries and breakpoints are not looked for.
 
     Raises:
-        RequestError: The model has no chat template, its template refuses the messages, or too many are marked.
+        RequestError: The model has no chat template, its template refuses the messages, too many are marked, or their
+            characters alone make them too long.
     """
     if not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template; use /v1/completions", "messages", "chat_template_missing")
@@ -105,6 +111,7 @@ def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer, longest: int | 
         text = tokenizer.render(messages, answer=True, options=options)
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+    _refuse_by_length(text, tokenizer, longest, "messages")
     tokens = tokenizer.encode(text)
     if longest is not None and len(tokens) > longest:
         return PreparedPrompt(np.array(tokens, dtype=np.int32), text)
@@ -112,6 +119,18 @@ def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer, longest: int | 
     marks = _marked_ends(request.messages, messages, text, tokenizer, options)
     boundaries, breakpoints = _positions(text, tokens, ends, marks, tokenizer)
     return PreparedPrompt(np.array(tokens, dtype=np.int32), text, boundaries, breakpoints)
+
+
+def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, field: str) -> None:
+    """Refuse a text that must have more than `longest` tokens, before it is tokenised, which may take seconds."""
+    most = tokenizer.longest_token
+    if longest is not None and most is not None and len(text) > longest * most:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, which are at least {-(-len(text) // most)} tokens, and this "
+            f"server allows {longest} of prompt and answer together",
+            field,
+            "context_length_exceeded",
+        )
 
 
 def _refuse_many_marks(messages: Sequence[Message]) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from headway.server.generation import generation_requests
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
+from headway.server.tokenizing import TokenizingThreads
 
 __all__ = ["GenerationService", "ServerOptions"]
 
@@ -99,24 +99,26 @@ class GenerationService:
         self.engine = engine
         self.options = options
         self._tokenizer = tokenizer
-        # One thread: tokenizers are not made to be used by several at once.
-        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headway-tokenizer")
+        self._tokenizing = TokenizingThreads()
 
     def close(self) -> None:
-        """Stop the tokenizer's thread."""
-        self._tokenizing.shutdown(wait=True)
+        """Stop the threads that tokenise."""
+        self._tokenizing.close()
 
     async def chat(self, body: ChatRequest, http: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
         self._check_model(body)
-        prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer, self.engine.max_model_len))
+        longest, size = self.engine.max_model_len, sum(len(part) for m in body.messages for part in m.parts())
+        prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer, longest), size, body, http)
         form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
         return await self._answer(body, [prompt], form, http)
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Answer `POST /v1/completions`."""
         self._check_model(body)
-        prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer))
+        longest, given = self.engine.max_model_len, body.prompt
+        size = len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
+        prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer, longest), size, body, http)
         echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
         return await self._answer(body, prompts, form, http)
@@ -131,8 +133,17 @@ class GenerationService:
         if body.stream_options is not None and not body.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
 
-    async def _tokenize(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+    async def _tokenize(self, work: Callable[[], T], size: int, body: GenerationFields, http: Request) -> T:
+        """Run `work`, which tokenises `size` characters.
+
+        Raises:
+            RequestError: What `work` raises, or the client went away meanwhile.
+        """
+        client = body.user or body.cache_salt or (http.client.host if http.client else "")
+        working = asyncio.ensure_future(self._tokenizing.run(work, size, client))
+        if not await _unless_gone(working, http.receive):
+            raise RequestError("the client went away while its request was tokenised")
+        return working.result()
 
     async def _answer(
         self,
