@@ -38,8 +38,8 @@ _TREE = (
     Mutation(
         "split: a pin stays with the lower half",
         "index/tree.py",
-        "pin.edge = upper",
-        "pin.edge = edge",
+        "(*upper.checkpoints, *upper.pins, *upper.anchors)",
+        "(*upper.checkpoints, *upper.anchors)",
         (WISHES, MACHINE),
     ),
     Mutation(
@@ -52,15 +52,15 @@ _TREE = (
     Mutation(
         "split: the upper half forgets lost checkpoints",
         "index/tree.py",
-        "upper.lost, edge.lost = _divide(edge.lost, position)",
-        "upper.lost, edge.lost = [], _divide(edge.lost, position)[1]",
+        "for at in list(edge.lost) if at <= position}",
+        "for at in list(edge.lost) if at <= position and not edge.lost.pop(at)}",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
         "split: the lower half forgets lost checkpoints",
         "index/tree.py",
-        "upper.lost, edge.lost = _divide(edge.lost, position)",
-        "upper.lost, edge.lost = _divide(edge.lost, position)[0], []",
+        "for at in list(edge.lost) if at <= position}",
+        "for at in list(edge.lost) if edge.lost[at].position <= position or not edge.lost.pop(at)}",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -108,8 +108,8 @@ _TREE = (
     Mutation(
         "split: a lease stays with the lower half",
         "index/tree.py",
-        "anchor.edge = upper",
-        "anchor.edge = edge",
+        "(*upper.checkpoints, *upper.pins, *upper.anchors)",
+        "(*upper.checkpoints, *upper.pins)",
         (MACHINE,),
     ),
     Mutation(
@@ -122,8 +122,8 @@ _TREE = (
     Mutation(
         "split: checkpoints stay with the lower half",
         "index/tree.py",
-        "checkpoint.edge = upper",
-        "checkpoint.edge = lower",
+        "(*upper.checkpoints, *upper.pins, *upper.anchors)",
+        "(*upper.pins, *upper.anchors)",
         (MACHINE,),
     ),
     Mutation(
@@ -143,8 +143,8 @@ _TREE = (
     Mutation(
         "cut: lost checkpoints of other tokens stay",
         "index/tree.py",
-        "edge.lost = [lost for lost in edge.lost if lost.position <= keep]",
-        "edge.lost = list(edge.lost)",
+        "for at, lost in edge.lost.items() if at <= keep}",
+        "for at, lost in edge.lost.items()}",
         (TREE, EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -209,8 +209,8 @@ _MEMORY = (
     Mutation(
         "known: entries beyond the last checkpoint stay",
         "index/reclaim.py",
-        "self._trim(edge, edge.marks[-1] if edge.marks else edge.start, cause)",
-        "self._trim(edge, edge.marks[-1] if edge.marks else edge.resident, cause)",
+        "self._trim(edge, edge.last_checkpoint, cause)",
+        "self._trim(edge, edge.last_checkpoint if edge.checkpoints else edge.resident, cause)",
         (MEMORY, MACHINE),
     ),
     Mutation(
@@ -265,8 +265,8 @@ _MEMORY = (
     Mutation(
         "shrink: the block at the end goes too",
         "index/residency.py",
-        "size = -(-keep // table.span) - edge.start // table.span if keep > edge.start else 0",
-        "size = keep // table.span - edge.start // table.span if keep > edge.start else 0",
+        "-(-keep // span) - edge.start // span if keep > edge.start else 0",
+        "keep // span - edge.start // span if keep > edge.start else 0",
         (MEMORY, MACHINE),
     ),
     Mutation(

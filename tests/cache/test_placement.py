@@ -107,7 +107,7 @@ def test_boundaries_are_left_out_where_their_memory_is_worth_more() -> None:
     for stream in range(10, 20):
         for _ in range(6):
             engine.run(tokens((stream, 80)))
-    assert engine.cache._index.policy.price > 0
+    assert engine.cache._index.reclaim.keep.policy.price > 0
     assert (2, "boundary") not in stored(engine, tokens((2, 20)), boundaries=(2,))
 
 

@@ -32,8 +32,8 @@ def test_lost_checkpoints_stay_with_their_positions(parting: int) -> None:
     for position in (1, 10, 11, 20):
         known.remember(at.edge, LostCheckpoint(position, "junction", 0.0, "evicted", 0, position))
     upper = known.split(at.edge, parting)
-    assert [lost.position for lost in upper.lost] == [p for p in (1, 10, 11, 20) if p <= parting]
-    assert [lost.position for lost in at.edge.lost] == [p for p in (1, 10, 11, 20) if p > parting]
+    assert sorted(upper.lost) == [p for p in (1, 10, 11, 20) if p <= parting]
+    assert sorted(at.edge.lost) == [p for p in (1, 10, 11, 20) if p > parting]
 
 
 @pytest.mark.parametrize("parting", PARTINGS)
@@ -69,7 +69,7 @@ def test_both_halves_of_a_path_go_on_with_its_uses() -> None:
     for edge in (upper, at.edge):
         half = edge.checkpoints[0]
         assert (half.hits, half.missed, half.used, half.age) == (3, 2, 7, 0.5)
-    assert (upper.marks, at.edge.marks) == ([10], [20])
+    assert [edge.checkpoints[0].position for edge in (upper, at.edge)] == [10, 20]
 
 
 def test_what_is_cut_off_takes_along_what_lay_there() -> None:
@@ -80,7 +80,7 @@ def test_what_is_cut_off_takes_along_what_lay_there() -> None:
         known.remember(at.edge, LostCheckpoint(position, "junction", 0.0, "evicted", 0, 0))
     nbytes = known.nbytes
     assert not known.cut(at.edge, 10)
-    assert (at.edge.end, at.edge.computed, [lost.position for lost in at.edge.lost]) == (10, 10, [5])
+    assert (at.edge.end, at.edge.computed, sorted(at.edge.lost)) == (10, 10, [5])
     assert known.nbytes < nbytes - 40
     at = known.enter(Match(at.edge, 10), tokens((2, 10)).tobytes())
     assert (at.edge.end, at.edge.computed) == (20, 10), "other tokens there are not computed"

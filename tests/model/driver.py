@@ -231,8 +231,8 @@ class Driver(Keeping):
             proved = lane.computed + self.geometry.lookahead <= len(live.tokens)
             if lane.computed > lane.first and ((donated and proved) or not self.tails):
                 self.oracle.must_know(lane.path, lane.computed)
+        self.lives.remove(live)  # what it resumed from may be evicted in this very call
         getattr(self.cache, how)(np.array([live.row], dtype=np.int64))
-        self.lives.remove(live)
         if self.objections:
             raise self.objections[0]
         self.judge_wishes(live, ended=True)

@@ -104,6 +104,9 @@ def worlds(draw: st.DrawFn) -> World:
         block_tokens *= 2
     roomy = draw(st.integers(0, 2)) == 0
     history = draw(st.sampled_from([None, None, 0, 20, 100]))
+    index_bytes = draw(
+        st.sampled_from([None, None, None, 0, 8_000, 30_000])
+    )  # a branch takes some 1,300, a state 1,600
     config = CacheConfig(
         groups=tuple(groups),
         blocks=ROOMY if roomy else _tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
@@ -119,8 +122,10 @@ def worlds(draw: st.DrawFn) -> World:
         steps_in_flight=draw(st.sampled_from([1, 2])),
         answer_stretch=draw(st.sampled_from([256, 1, 3, 8])),
         history_tokens=history,
+        index_bytes=index_bytes,
     )
-    return World(config, roomy, history is None, draw(st.booleans()))
+    unbound = index_bytes is None
+    return World(config, roomy and unbound, history is None and unbound, draw(st.booleans()))
 
 
 def _tight(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> int:

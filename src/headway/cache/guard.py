@@ -51,7 +51,7 @@ def guarded(method: Callable[Concatenate[Self, Given], Result]) -> Callable[Conc
 
     @functools.wraps(method)
     def alone(self: Self, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             raise ThreadError(_TWO_AT_ONCE)
         try:
             result = method(self, *args, **kwargs)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.cache.index.edge import Edge
 from headway.cache.index.prefix_index import PrefixIndex
 from headway.cache.lease.table import LeaseTable
-from headway.cache.shape.geometry import CacheGeometry, TableKind
+from headway.cache.shape.geometry import CacheGeometry, Ids, Longs, TableKind
 
 __all__ = ["check"]
-
-Ids = NDArray[np.int32]
 
 
 def check(index: PrefixIndex, leases: LeaseTable) -> None:
@@ -64,20 +60,19 @@ def _check_edge(edge: Edge, index: PrefixIndex) -> None:
 
 def _check_records(edge: Edge, index: PrefixIndex) -> None:
     """What lies on an edge lies inside it and names it."""
-    assert edge.marks == [one.position for one in edge.checkpoints], "marks and checkpoints differ"
+    marks = [one.position for one in edge.checkpoints]
     assert all(one.edge is edge for one in edge.checkpoints), "a checkpoint names another edge"
     if index.floats:
-        assert edge.marks == [edge.resident], "a checkpoint that floats is not at the resident end"
+        assert marks == [edge.resident], "a checkpoint that floats is not at the resident end"
     else:
-        assert all(a < b for a, b in pairwise(edge.marks)), "checkpoints out of order"
-        assert all(edge.start < mark <= edge.resident for mark in edge.marks), "a checkpoint outside the resident part"
+        assert all(a < b for a, b in pairwise(marks)), "checkpoints out of order"
+        assert all(edge.start < mark <= edge.resident for mark in marks), "a checkpoint outside the resident part"
         assert edge.trim is None
         if edge.idle:
-            assert edge.resident == (edge.marks[-1] if edge.marks else edge.start), "unreachable entries are kept"
-    lost = [one.position for one in edge.lost]
-    assert all(a < b for a, b in pairwise(lost)), "lost checkpoints out of order"
-    assert all(edge.start < position <= edge.computed for position in lost), "a loss where nothing was computed"
-    assert index.floats or not set(lost) & set(edge.marks), "a checkpoint is both kept and lost"
+            assert edge.resident == edge.last_checkpoint, "unreachable entries are kept"
+    assert all(position == one.position for position, one in edge.lost.items()), "a lost checkpoint at a wrong place"
+    assert all(edge.start < position <= edge.computed for position in edge.lost), "a loss where nothing was computed"
+    assert index.floats or edge.lost.keys().isdisjoint(marks), "a checkpoint is both kept and lost"
     assert all(pin.edge is edge and edge.start < pin.position <= edge.resident for pin in edge.pins), "a stray pin"
     pins = {pin.position for pin in edge.pins}
     assert len(pins) == len(edge.pins), "two pins at one position"
@@ -94,7 +89,7 @@ class _Counts:
         self.holders, self.users, self.pins = (np.zeros(blocks, dtype=np.int64) for _ in range(3))
         self._states: list[Ids] = []
 
-    def add(self, ids: Ids, whole: bool, *counts: NDArray[np.int64]) -> None:
+    def add(self, ids: Ids, whole: bool, *counts: Longs) -> None:
         """Count `ids` in each of `counts`; the first block of a state for all of it."""
         if whole:
             self._states.append(ids)
@@ -156,7 +151,7 @@ def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, counts: 
         counts.add(export.destination, True, *held)
 
 
-def _distinct(ids: NDArray[Any], blocks: int) -> bool:
+def _distinct(ids: Ids | Longs, blocks: int) -> bool:
     """Whether no id occurs twice."""
     seen = np.zeros(blocks, dtype=np.bool_)
     seen[ids] = True
@@ -166,7 +161,7 @@ def _distinct(ids: NDArray[Any], blocks: int) -> bool:
 def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
     """What a lease may write is in no other lease's table, and in the tree only up to what is computed."""
     for table in index.geometry.tables:
-        written: list[NDArray[np.int32]] = []
+        written: list[Ids] = []
         for row in leases.active_rows():
             first = 0 if table.kind is TableKind.STATE else int(leases.computed[row]) // table.span
             written.append(leases.blocks[table.index][row, first : int(leases.filled[table.index, row])])
@@ -179,6 +174,7 @@ def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) ->
 def _check_anchors(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
     records = [leases.record(row) for row in leases.active_rows()]
     anchors = [record.anchor for record in records if record.anchor is not None]
+    assert all(root.children or root.anchors for root in index.tree.roots.values()), "an empty namespace"
     for edge in (*edges, *index.tree.roots.values()):
         here = [anchor for anchor in anchors if anchor.edge is edge]
         assert {id(anchor) for anchor in here} == {id(anchor) for anchor in edge.anchors}, "wrong leases on an edge"

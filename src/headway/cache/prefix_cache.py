@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
@@ -45,13 +45,13 @@ from headway.cache.lease.step import Step
 from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
+from headway.cache.shape.geometry import Ids
 from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.symbols import Media, Symbols, SymbolTable
 from headway.errors import ConfigError, LeaseError
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
-Ids = NDArray[np.int32]
 _NAMESPACES_COMPARED = 16
 """Other namespaces in which a prompt is looked for to explain what does not match: the latest ones."""
 _LONGEST_NAME = 256
@@ -108,7 +108,7 @@ _SAVED = b"headway prefix cache 1\n"
 _READABLE = {
     "array": {"_array_reconstructor", "array"},
     "builtins": {"frozenset", "object", "set"},
-    "collections": {"OrderedDict", "deque"},
+    "collections": {"OrderedDict", "defaultdict", "deque"},
     "copyreg": {"_reconstructor"},
     "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
     "time": {"monotonic"},
@@ -134,6 +134,13 @@ class PrefixCache(Guarded):
     Attributes:
         config: Its configuration.
         geometry: Where every token lives.
+        tables: Block tables, one int32 [rows, width] array per table of the geometry; valid until the next call.
+            `tables[t][row]` maps block index (position // span) to block id, -1 where windows and chunks have been left
+            behind, and where a lease resumes inside a block until its first step. Behind what `extend` gave to a lease
+            stand ids without meaning (but within the pool): so a wide table takes memory only where it is used. The row
+            of a table of states names the blocks of the running state, -1 until the first step.
+        waterfall: What became of the prompt tokens of all leases so far.
+        counters: What happened to checkpoints and blocks so far; a live object, not to be changed.
     """
 
     def __init__(self, config: CacheConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -153,9 +160,7 @@ class PrefixCache(Guarded):
         self._clock = Clock(clock)
         self._pool = BlockPool(config.blocks)
         self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight)
-        keep = config.retention(self._clock)
-        self._most_index_bytes = keep.hard_bytes
-        self._index = PrefixIndex(self.geometry, self._pool, keep)
+        self._index = PrefixIndex(self.geometry, self._pool, config.retention(self._clock))
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
         self._extender = Extender(*parts, config.exports_inside)
@@ -164,7 +169,7 @@ class PrefixCache(Guarded):
         self._namespaces: dict[tuple[str, str, str] | bytes, int] = {("", "", ""): 0}
         self._namespaces_given = 0
         self._symbols = SymbolTable()
-        self._waterfall = Waterfall()
+        self.tables, self.waterfall, self.counters = self._leases.blocks, Waterfall(), self._index.usage.counters
 
     # ---- prompts
 
@@ -270,7 +275,7 @@ class PrefixCache(Guarded):
         if not affordable:
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
             explanation = explanation.without_hit()
-        self._waterfall.add(explanation)
+        self.waterfall.add(explanation)
         row = self._opener.open(hit, explanation, own_blocks=own_blocks)
         return Lease(self._leases, row)
 
@@ -407,9 +412,8 @@ class PrefixCache(Guarded):
         known. Running leases go on, with their own memory, and publish nothing more.
         """
         tops = self._index.beginning_with(self._lookup(prompt).at, prompt.data)
-        leases, same = self._leases, self._committer.sequence
-        rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == prompt.namespace]
-        return self._forget(tops, "forgotten", [row for row in rows if same(row).startswith(prompt.data)])
+        rows, told = self._leases.rows_of(prompt.namespace), self._committer.sequence
+        return self._forget(tops, "forgotten", [row for row in rows if told(row).startswith(prompt.data)])
 
     @guarded
     def forget_namespace(self, namespace: int) -> ResetReport:
@@ -417,9 +421,8 @@ class PrefixCache(Guarded):
         if not isinstance(namespace, int):
             raise LeaseError(f"give the id that `namespace(...)` returns, not {namespace!r}")
         root = self._index.tree.roots.get(namespace)
-        leases = self._leases
-        rows = [row for row in leases.active_rows() if leases.record(row).prompt.namespace == namespace]
-        return self._forget(list(root.children.values()) if root else [], "forgotten", rows)
+        tops = list(root.children.values()) if root else []
+        return self._forget(tops, "forgotten", self._leases.rows_of(namespace))
 
     @guarded
     def reset(self) -> ResetReport:
@@ -427,11 +430,8 @@ class PrefixCache(Guarded):
 
         Running leases go on with their own memory and publish nothing more.
         """
-        roots = self._index.tree.roots
-        tops = [child for root in roots.values() for child in root.children.values()]
+        tops = [child for root in self._index.tree.roots.values() for child in root.children.values()]
         report = self._forget(tops, "reset", self._leases.active_rows())
-        for root in list(roots.values()):
-            self._index.tree.drop_root(root)
         self._symbols.forget()
         self._namespaces = {("", "", ""): 0}
         return report
@@ -447,17 +447,6 @@ class PrefixCache(Guarded):
         return ResetReport(self._pool.free - free, checkpoints, len(leaving))
 
     # ---- looking in
-
-    @property
-    def tables(self) -> list[Ids]:
-        """Block tables, one int32 [rows, width] array per table of the geometry; valid until the next call.
-
-        `tables[t][row]` maps block index (position // span) to block id, -1 where windows and chunks have been left
-        behind, and where a lease resumes inside a block until its first step. Behind what `extend` gave to a lease
-        stand ids without meaning (but within the pool): so a wide table takes memory only where it is used. The row of
-        a table of states names the blocks of the running state, -1 until the first step.
-        """
-        return self._leases.blocks
 
     @property
     def leases(self) -> int:
@@ -487,16 +476,6 @@ class PrefixCache(Guarded):
         """Ids of all blocks that somebody holds, int32 ascending: whose content must outlast `save` and `load`."""
         return np.flatnonzero(self._pool.references).astype(np.int32)
 
-    @property
-    def waterfall(self) -> Waterfall:
-        """What became of the prompt tokens of all leases so far."""
-        return self._waterfall
-
-    @property
-    def counters(self) -> Counters:
-        """What happened to checkpoints and blocks so far; a live object, not to be changed."""
-        return self._index.usage.counters
-
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event from now on, each when the change it is part of is complete.
 
@@ -514,7 +493,7 @@ class PrefixCache(Guarded):
     def stats(self) -> CacheStats:
         """Memory and events. O(1), but for the bytes of the rows of leases."""
         self._index.reclaim.expire_pins()
-        pool = self._pool
+        pool, index = self._pool, self._index
         fixed = pool.nbytes + self._leases.nbytes + _NAMESPACES_KEPT * NAMESPACE_BYTES
         return CacheStats(
             blocks=pool.blocks,
@@ -524,9 +503,9 @@ class PrefixCache(Guarded):
             evictable=pool.available - pool.free,
             leases=self.leases,
             checkpoints=self._index.tree.checkpoints,
-            counters=self._index.usage.counters.copy(),
-            bookkeeping_bytes=fixed + self._symbols.nbytes + self._index.tree.nbytes,
-            bookkeeping_limit=fixed + self._symbols.limit + max(self._index.tree.nbytes, self._most_index_bytes),
+            counters=self.counters.copy(),
+            bookkeeping_bytes=fixed + self._symbols.nbytes + index.tree.nbytes,
+            bookkeeping_limit=fixed + self._symbols.limit + max(index.tree.nbytes, index.reclaim.keep.hard_bytes),
         )
 
     # ---- copies

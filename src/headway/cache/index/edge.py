@@ -13,19 +13,20 @@ it lies where the resident part ends and serves every position of that part.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.cache.policy.reuse import PATH
+from headway.cache.shape.geometry import Ids
 
 __all__ = ["Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
 
-Ids = NDArray[np.int32]
+_position = attrgetter("position")
 
 
 class Section(NamedTuple):
@@ -159,9 +160,8 @@ class Edge:
         resident: Position up to which its entries are kept.
         computed: Position up to which its tokens were ever computed.
         runs: Block ids of each prefix table, int32: of the block indices [start // span, ceil(resident / span)).
-        marks: Positions of its checkpoints, ascending.
-        checkpoints: The checkpoints, in the order of `marks`.
-        lost: Checkpoints that went, ascending by position, one per position at most.
+        checkpoints: Its checkpoints, ascending by position.
+        lost: Checkpoints that went, by position.
         pins: Pins that end on it, one per position at most.
         anchors: Leases that end on it.
         busy: Leases that end on it, and children that are busy.
@@ -178,9 +178,8 @@ class Edge:
     namespace: int = 0
     resident: int = field(init=False)
     computed: int = field(init=False)
-    marks: list[int] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    lost: list[LostCheckpoint] = field(default_factory=list)
+    lost: dict[int, LostCheckpoint] = field(default_factory=dict)
     pins: list[Pin] = field(default_factory=list)
     anchors: list[Anchor] = field(default_factory=list)
     busy: int = 0
@@ -218,6 +217,14 @@ class Edge:
             yield edge
             edge = edge.parent
 
+    def edge_at(self, position: int) -> Edge:
+        """The edge of the path through this one on which `position` (above 0, not behind this edge) lies."""
+        edge = self
+        while edge.start >= position:
+            assert edge.parent is not None
+            edge = edge.parent
+        return edge
+
     def root(self) -> Edge:
         """The root of its namespace."""
         edge = self
@@ -238,7 +245,7 @@ class Edge:
             self.parent.resident_children += 1 if now else -1
         self.resident = position
         if self.checkpoints and self.checkpoints[0].floats:
-            self.checkpoints[0].position = self.marks[0] = position
+            self.checkpoints[0].position = position
 
     # ---- checkpoints
 
@@ -249,14 +256,15 @@ class Edge:
         """
         edge: Edge | None = self
         while edge is not None:  # every lookup and eviction asks: no generator
-            marks = edge.marks
-            if marks:
-                if marks[0] <= limit:
-                    index = bisect_right(marks, limit) - 1
-                    if marks[index] > edge.start:
-                        return marks[index], edge.checkpoints[index]
-                elif edge.start < limit and edge.checkpoints[0].floats:
-                    return limit, edge.checkpoints[0]
+            kept = edge.checkpoints
+            if kept:
+                one = kept[0]
+                if one.position <= limit:
+                    one = kept[bisect_right(kept, limit, key=_position) - 1] if len(kept) > 1 else one
+                    if one.position > edge.start:
+                        return one.position, one
+                elif edge.start < limit and one.floats:
+                    return limit, one
             edge = edge.parent
         return 0, None
 
@@ -264,20 +272,22 @@ class Edge:
         """The checkpoint on this edge that serves `position`, or None."""
         if self.checkpoints and self.checkpoints[0].floats:
             return self.checkpoints[0] if self.start < position <= self.resident else None
-        index = bisect_left(self.marks, position)
-        return self.checkpoints[index] if index < len(self.marks) and self.marks[index] == position else None
+        index = bisect_left(self.checkpoints, position, key=_position)
+        found = self.checkpoints[index] if index < len(self.checkpoints) else None
+        return found if found is not None and found.position == position else None
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Insert a checkpoint; no other lies at its position."""
-        index = bisect_right(self.marks, checkpoint.position)
-        self.marks.insert(index, checkpoint.position)
-        self.checkpoints.insert(index, checkpoint)
+        insort(self.checkpoints, checkpoint, key=_position)
 
     def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint out."""
-        index = bisect_right(self.marks, checkpoint.position) - 1
-        assert self.checkpoints[index] is checkpoint
-        del self.marks[index], self.checkpoints[index]
+        del self.checkpoints[bisect_left(self.checkpoints, checkpoint.position, key=_position)]
+
+    @property
+    def last_checkpoint(self) -> int:
+        """The deepest position of a checkpoint on it, its start if there is none."""
+        return self.checkpoints[-1].position if self.checkpoints else self.start
 
     def pin_at(self, position: int) -> Pin | None:
         """The pin that ends at `position`, or None."""
@@ -290,19 +300,11 @@ class Match(NamedTuple):
     edge: Edge
     position: int
 
-    def edge_at(self, position: int) -> Edge:
-        """The edge of this path on which `position` (above 0, at or before the match's) lies."""
-        edge = self.edge
-        while edge.start >= position:
-            assert edge.parent is not None
-            edge = edge.parent
-        return edge
-
     def lost(self, low: int, high: int) -> Iterator[LostCheckpoint]:
         """Checkpoints that went from (low, high] of this path, deepest first."""
         for edge in self.edge.path():
-            for lost in reversed(edge.lost):
-                if low < lost.position <= high:
-                    yield lost
+            for position in sorted(edge.lost, reverse=True):
+                if low < position <= high:
+                    yield edge.lost[position]
             if edge.start <= low:
                 return

@@ -47,6 +47,8 @@ class Reason(Enum):
     TIER_FAILED = "tier_failed"
     """Reserved: a lower tier had them, but the load failed."""
 
+    __hash__ = object.__hash__  # every lease counts its reasons: without the detour over the name
+
 
 class Evicted(NamedTuple):
     """What went: more about a line of `Reason.EVICTED`.
@@ -166,7 +168,8 @@ def explain_match(
     capped = max(usable, min(matched, length - 1))
     losses: list[Loss] = []
     if hit < usable:
-        computed = max(hit, min(_computed(at), usable))
+        end = next((edge.computed for edge in at.edge.path() if edge.computed > edge.start), 0)
+        computed = max(hit, min(end, usable))
         if hit < computed:
             losses += _trimmed(at, hit, computed, now) if floats else _unkept(at, hit, computed, now)
         if computed < usable:  # what is known and not computed lies before a running lease's place
@@ -181,14 +184,6 @@ def explain_match(
         reason = Reason.PARTED if matched else Reason.NOTHING_MATCHED
         losses.append(Loss(reason, max(matched, elsewhere), length))
     return Explanation(length, hit, matched, tuple(losses))
-
-
-def _computed(at: Match) -> int:
-    """Position up to which the matched path was ever computed."""
-    for edge in at.edge.path():
-        if edge.computed > edge.start:
-            return min(edge.computed, at.position)
-    return 0
 
 
 def _unkept(at: Match, hit: int, computed: int, now: float) -> Iterator[Loss]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.cache.index.edge import Checkpoint, Match
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.shape.geometry import TableKind
+from headway.cache.shape.geometry import Ids, TableKind
 from headway.cache.shape.prompt import Prompt
 
 __all__ = ["Hit"]
@@ -39,7 +38,7 @@ class Hit:
     index: PrefixIndex = field(repr=False)
     version: int = field(repr=False)
 
-    def blocks(self, table: int) -> NDArray[np.int32]:
+    def blocks(self, table: int) -> Ids:
         """Block ids of one table under the hit, int32: of the prefix, or what the checkpoint holds.
 
         Valid until the cache changes.
@@ -49,5 +48,5 @@ class Hit:
         geometry, one = self.index.geometry, self.index.geometry.tables[table]
         if one.kind is not TableKind.PREFIX:
             return self.checkpoint.sections[geometry.tail_tables.index(one)].ids.copy()
-        edge, number = self.at.edge_at(self.tokens), geometry.prefix_tables.index(one)
+        edge, number = self.at.edge.edge_at(self.tokens), geometry.prefix_tables.index(one)
         return self.index.tree.path_ids(edge, number, 0, one.blocks_for(self.tokens)).copy()

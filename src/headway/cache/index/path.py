@@ -80,7 +80,7 @@ def _part(edge: Edge, stop: int, now: float) -> PathPart:
         edge.resident,
         edge.computed,
         tuple(KeptCheckpoint(c.position, c.kind, c.uses, c.pinned) for c in edge.checkpoints if not c.floats),
-        tuple(Evicted(c.position, c.kind, c.cause, now - c.when, c.uses) for c in edge.lost),
+        tuple(Evicted(c.position, c.kind, c.cause, now - c.when, c.uses) for _, c in sorted(edge.lost.items())),
         tuple(sorted(pin.position for pin in edge.pins)),
         len(edge.anchors),
         len(edge.children),

@@ -100,10 +100,8 @@ class Pins:
         if not self._pool.pinned or position == 0:
             return 0
         tables = enumerate(self._tree.tables)
-        return sum(
-            int(np.count_nonzero(self._pool.pins[self._tree.path_ids(edge, i, 0, position // table.span)]))
-            for i, table in tables
-        )
+        ids = [self._tree.path_ids(edge, i, 0, position // table.span) for i, table in tables]
+        return sum(int(np.count_nonzero(self._pool.pins[one])) for one in ids)
 
     def parts_under(self, edge: Edge, position: int) -> list[Section]:
         """Blocks that a pin at `position` of the path through `edge` protects, all distinct."""

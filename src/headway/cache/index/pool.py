@@ -14,19 +14,19 @@ operations work on arrays of distinct ids; each is O(ids given). Single ids, whi
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.cache.shape.geometry import Ids, Longs
 from headway.errors import ConfigError
 
 __all__ = ["BlockPool"]
 
-Ids = NDArray[np.int32]
-
-
-_HOLDER, _USER = 1, 1 << 32
-"""What one holder and one user add to the count of a block."""
+_USER = 1 << 32
+"""What one user adds to the count of a block; a holder adds one."""
 _HOLDERS = _USER - 1
 """The part of a count that is holders."""
+_CHANGES = {(h, u): np.array(h + u * _USER) for h in (-1, 0, 1) for u in (-1, 0, 1)}
+_ONE_USER = np.array(_USER)
+"""Numbers as arrays, which numpy need not convert again for each use."""
 
 
 class BlockPool:
@@ -65,12 +65,12 @@ class BlockPool:
         return self.pins.nbytes + self._counts.nbytes + self._stack.nbytes
 
     @property
-    def references(self) -> NDArray[np.int64]:
+    def references(self) -> Longs:
         """int64 [blocks], holders of each block, of a state on its first block (1 on the others); 0 means free."""
         return self._counts & _HOLDERS
 
     @property
-    def users(self) -> NDArray[np.int64]:
+    def users(self) -> Longs:
         """int64 [blocks], leases and pins that need each block, of a state on its first block (1 on the others)."""
         return self._counts >> 32
 
@@ -83,7 +83,7 @@ class BlockPool:
         self.free -= count
         self.used += count
         at = self._stack[self.free : self.free + count]
-        self._counts[at] = _HOLDER + _USER
+        self._counts[at] = 1 + _USER
         return at.astype(np.int32)
 
     def hold(self, ids: Ids, *, whole: bool = False) -> None:
@@ -98,7 +98,7 @@ class BlockPool:
         """Like `drop`, for ids that may occur more than once (one holder and user less for each occurrence)."""
         if len(ids):
             distinct, counts = np.unique(ids, return_counts=True)
-            self._change_many(distinct, -1, -1, counts)
+            self._change(distinct, -1, -1, times=counts)
 
     def use(self, ids: Ids, *, whole: bool = False) -> None:
         """Add a user to each of `ids` (none free)."""
@@ -136,37 +136,40 @@ class BlockPool:
         self.pinned -= int(np.count_nonzero(self.pins[ids] == 0))
         self.disuse(ids, whole=whole)
 
-    def free_ids(self) -> NDArray[np.int64]:
+    def free_ids(self) -> Longs:
         """Ids on the free list, for invariant checks."""
         return self._stack[: self.free]
-
-    def _change(self, ids: Ids, holders: int, users: int, whole: bool = False) -> int:
-        """Add to the holders and users of distinct blocks (1, 0 or -1 each). Returns how many blocks became free."""
-        if len(ids) == 1 or whole:
-            return self._change_one(ids.item(0), holders, users, ids)
-        return self._change_many(ids, holders, users)
 
     def _change_one(self, block: int, holders: int, users: int, state: Ids | None = None) -> int:
         """Change the counts of one block, which may be the first of a state."""
         before, weight = self._counts.item(block), 1 if state is None else len(state)
-        self._counts[block] = after = before + holders * _HOLDER + users * _USER
+        self._counts[block] = after = before + holders + users * _USER
         self.used += weight * ((after >= _USER) - (before >= _USER))
         if holders >= 0 or after & _HOLDERS:
             return 0
-        if state is not None:
+        if state is None:
+            self._stack[self.free] = block
+        else:
             self._counts[state] = 0
-        self._stack[self.free : self.free + weight] = block if state is None else state
+            self._stack[self.free : self.free + weight] = state
         self.free += weight
         return weight
 
-    def _change_many(self, ids: Ids, holders: int, users: int, times: int | NDArray[np.int64] = 1) -> int:
+    def _change(self, ids: Ids, holders: int, users: int, whole: bool = False, times: Longs | None = None) -> int:
+        """Add to the holders and users of distinct blocks (1, 0 or -1 each, or so many `times` that).
+
+        Returns:
+            How many blocks became free.
+        """
+        if whole or (len(ids) == 1 and times is None):
+            return self._change_one(ids.item(0), holders, users, ids if whole else None)
         at = ids.astype(np.int64)  # which numpy need not convert again to index with it
-        before = self._counts[at]
-        self._counts[at] = after = before + times * (holders * _HOLDER + users * _USER)
+        before, change = self._counts[at], _CHANGES[holders, users]
+        self._counts[at] = after = before + (change if times is None else times * change)
         if users > 0:
-            self.used += int(np.count_nonzero(before < _USER))
+            self.used += int(np.count_nonzero(before < _ONE_USER))
         elif users < 0:
-            self.used -= int(np.count_nonzero(after < _USER))
+            self.used -= int(np.count_nonzero(after < _ONE_USER))
         if holders >= 0:
             return 0
         freed = at[after & _HOLDERS == 0]

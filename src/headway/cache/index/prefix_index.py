@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headway.cache.index.edge import Anchor, Checkpoint, Edge, Match, Section
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.reclaim import Reclaimer, Retention
 from headway.cache.index.residency import Residency
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage
-from headway.cache.shape.geometry import CacheGeometry
+from headway.cache.shape.geometry import CacheGeometry, Ids
 
 __all__ = ["PrefixIndex"]
-
-Ids = NDArray[np.int32]
-_FEW_NAMESPACES = 64
-"""Namespaces among which empty ones are not looked for."""
 
 
 class PrefixIndex:
@@ -33,7 +26,6 @@ class PrefixIndex:
         geometry: Where every token lives.
         floats: The model can resume anywhere: it has no windows, chunks or states.
         pool: The blocks.
-        policy: Ranks what could be evicted.
         tree: The edges.
         residency: Moves resident ends.
         usage: What was used, and what was learned of it.
@@ -46,13 +38,11 @@ class PrefixIndex:
         self.geometry = geometry
         self.floats = not geometry.tail_tables
         self.pool = pool
-        self.policy = keep.policy
         self.tree = PrefixTree(geometry.lookahead, geometry.prefix_tables, pool, floats=self.floats)
         self.residency = Residency(self.tree, pool)
         self.usage = Usage(keep.policy, self.tree)
         self.reclaim = Reclaimer(self.tree, pool, self.residency, self.usage, keep)
         self.version = 0
-        self._roots_before_sweep = _FEW_NAMESPACES
 
     # ---- finding
 
@@ -74,7 +64,7 @@ class PrefixIndex:
 
     def place(self, namespace: int, at: Match, position: int) -> Match:
         """The place at `position` of the path to `at`."""
-        return Match(at.edge_at(position), position) if position else Match(self._root(namespace), 0)
+        return Match(at.edge.edge_at(position), position) if position else Match(self.tree.root(namespace), 0)
 
     def enter(self, namespace: int, at: Match, data: bytes) -> tuple[Match, Anchor]:
         """Make `data` known from `at` on, where nothing known continues with it, and let a lease end behind it.
@@ -82,7 +72,7 @@ class PrefixIndex:
         Whoever does so holds what it resumes from before anything else is evicted, and keeps the limits after it.
         """
         if at.position == 0:
-            at = Match(self._root(namespace), 0)
+            at = Match(self.tree.root(namespace), 0)
         place = self.tree.enter(at, data)
         anchor = self.tree.attach(place)
         self.version += place.position > at.position
@@ -106,7 +96,7 @@ class PrefixIndex:
         """A lease will compute nothing behind `position`: move its place there if it is further."""
         if position < anchor.position:
             left = anchor.edge
-            edge = Match(left, anchor.position).edge_at(position) if position else left.root()
+            edge = left.edge_at(position) if position else left.root()
             self.tree.move(anchor, Match(edge, position))
             self.version += 1
             self.reclaim.tidy(left)
@@ -117,14 +107,6 @@ class PrefixIndex:
         self.tree.detach(anchor)
         self.reclaim.tidy(anchor.edge)
         self.reclaim.keep_limits()
-
-    def _root(self, namespace: int) -> Edge:
-        if namespace not in self.tree.roots and len(self.tree.roots) >= self._roots_before_sweep:
-            for root in list(self.tree.roots.values()):  # clients choose cache salts, so there is no end of them
-                if not root.children and not root.anchors:
-                    self.tree.drop_root(root)
-            self._roots_before_sweep = 2 * len(self.tree.roots) + _FEW_NAMESPACES
-        return self.tree.root(namespace)
 
     # ---- publishing
 

@@ -59,6 +59,7 @@ class Reclaimer:
     """Eviction, pins and history of one index.
 
     Attributes:
+        keep: What decides how long something is kept.
         queue: What can be evicted, by priority.
         pins: What must stay.
     """
@@ -69,7 +70,7 @@ class Reclaimer:
         self._pool = pool
         self._residency = residency
         self._usage = usage
-        self._keep = keep
+        self.keep = keep
         self._span = min((table.span for table in tree.tables), default=1)
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, keep.policy)
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
@@ -84,8 +85,6 @@ class Reclaimer:
 
     def make_room(self, blocks: int) -> bool:
         """Evict until `blocks` are free. Returns whether they are; if not, nothing has changed."""
-        if self._pool.free >= blocks:
-            return True
         self.expire_pins()
         if blocks > self._pool.available:
             return False
@@ -105,13 +104,13 @@ class Reclaimer:
             return None
         edge, now, blocks = item.edge, self._usage.ticks, item.blocks
         keep = self._fallback(item, 1)
-        if edge.busy == 0 and edge.marks[-1] == item.position > keep and edge.resident_children == 0:
+        if edge.busy == 0 and edge.checkpoints[-1] is item and item.position > keep and edge.resident_children == 0:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
         idle = now - item.used
         rate = self._usage.reuse.rate(item.kind, item.uses, idle if item.floats else now - item.born, idle)
-        saved = self._keep.cost.between(keep, item.position)
+        saved = self.keep.cost.between(keep, item.position)
         return Candidate(item.kind, item.position, item.uses, rate, saved, blocks, item.used, item.age)
 
     def _fallback(self, item: Checkpoint, blocks: int) -> int:
@@ -122,13 +121,13 @@ class Reclaimer:
         return edge.resume_point(item.position - 1)[0]
 
     def _evict(self, item: Checkpoint, candidate: Candidate, wanted: int) -> None:
-        self._keep.policy.evicted(candidate)
+        self.keep.policy.evicted(candidate)
         edge = item.edge
         if item.floats:
             self._trim(edge, self._fallback(item, wanted), "evicted")
         else:
             self._drop(item, "evicted")
-        if not edge.marks or edge.marks[-1] <= item.position:
+        if edge.last_checkpoint <= item.position:
             self.tidy(edge, "evicted")
 
     def _drop(self, item: Checkpoint, cause: str) -> None:
@@ -137,14 +136,14 @@ class Reclaimer:
         if item.hits == 0:
             count(self._usage.counters.evicted_unused, item.kind)
         self._residency.remove(item, cause)
-        lost = LostCheckpoint(item.position, item.kind, self._keep.clock(), cause, item.born, item.uses)
+        lost = LostCheckpoint(item.position, item.kind, self.keep.clock(), cause, item.born, item.uses)
         self._tree.remember(item.edge, lost)
 
     def _trim(self, edge: Edge, keep: int, cause: str) -> None:
         if keep < edge.resident:
             self._residency.shrink(edge, keep, cause)
             if self._tree.floats:
-                edge.trim = Trim(self._keep.clock(), cause)
+                edge.trim = Trim(self.keep.clock(), cause)
 
     def _trim_busy_paths(self) -> None:
         """Last resort: free what lies behind all that leases and pins use, and second copies of blocks.
@@ -162,7 +161,7 @@ class Reclaimer:
                 self._residency.merge_last_blocks(edge)
                 continue
             keep = max(edge.floor, min(held[edge], edge.resident))
-            while edge.checkpoints and not edge.checkpoints[-1].floats and edge.marks[-1] > keep:
+            while not self._tree.floats and edge.last_checkpoint > keep:
                 self._drop(edge.checkpoints[-1], "evicted")
             self._trim(edge, keep, "evicted")
 
@@ -177,7 +176,7 @@ class Reclaimer:
         while edge.parent is not None:
             parent, idle = edge.parent, edge.idle
             if idle:
-                self._trim(edge, edge.marks[-1] if edge.marks else edge.start, cause)
+                self._trim(edge, edge.last_checkpoint, cause)
                 if edge.checkpoints:
                     self.queue.push(edge.checkpoints[-1])
             gone = self._forget_uncomputed(edge)
@@ -199,7 +198,9 @@ class Reclaimer:
 
     def keep_limits(self) -> None:
         """Forget the oldest ghosts while too much is known, and evict if that is not enough."""
-        tree, keep, before = self._tree, self._keep, self._pool.free
+        tree, keep, before = self._tree, self.keep, self._pool.free
+        if tree.tokens <= keep.most_tokens and tree.nbytes <= keep.most_bytes:
+            return
         while self._history and (tree.tokens > keep.most_tokens or tree.nbytes > keep.most_bytes):
             self._forget_oldest()
         while tree.nbytes > keep.hard_bytes:

@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.cache.index.edge import Checkpoint, Edge, Match
 from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Listeners, ResidentGrown, ResidentShrunk
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.tree import PrefixTree
+from headway.cache.shape.geometry import Ids
 
 __all__ = ["Residency"]
-
-Ids = NDArray[np.int32]
 
 
 class Residency:
@@ -35,6 +33,7 @@ class Residency:
         """Keep blocks of `pool` on the edges of `tree`."""
         self._tree = tree
         self._pool = pool
+        self._spans = [table.span for table in tree.tables]
         self.listeners = Listeners()
 
     def grow(self, at: Match, rows: Sequence[Ids], *, given: bool) -> list[Edge]:
@@ -82,8 +81,7 @@ class Residency:
             return
         if self.listeners:
             self.listeners.tell(ResidentShrunk(*self._named(edge, edge.resident), keep, cause))
-        for table, run in zip(self._tree.tables, edge.runs, strict=True):
-            size = -(-keep // table.span) - edge.start // table.span if keep > edge.start else 0
+        for run, size in zip(edge.runs, self._sizes(edge, keep), strict=True):
             self._pool.release(np.array(run[size:], dtype=np.int32))
             del run[size:]
         edge.move_resident(keep)
@@ -116,10 +114,11 @@ class Residency:
 
     def would_free(self, edge: Edge, keep: int) -> int:
         """Block ids that `edge` names for positions of [keep, resident) only."""
-        count = sum([len(run) for run in edge.runs])
-        if keep > edge.start:
-            count -= sum([-(-keep // table.span) - edge.start // table.span for table in self._tree.tables])
-        return count
+        return sum(map(len, edge.runs)) - sum(self._sizes(edge, keep))
+
+    def _sizes(self, edge: Edge, keep: int) -> list[int]:
+        """How many block ids of each table `edge` names for positions before `keep`."""
+        return [-(-keep // span) - edge.start // span if keep > edge.start else 0 for span in self._spans]
 
     def store(self, checkpoint: Checkpoint) -> None:
         """Put a checkpoint, which brings its references, on its edge."""

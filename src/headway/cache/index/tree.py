@@ -31,52 +31,35 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headway.cache.index.edge import Anchor, Checkpoint, Edge, LostCheckpoint, Match
+from headway.cache.index.edge import Anchor, Checkpoint, Edge, LostCheckpoint, Match, Pin
 from headway.cache.index.pool import BlockPool
 from headway.cache.policy.reuse import PATH
-from headway.cache.shape.geometry import TableGeometry
+from headway.cache.shape.geometry import Ids, TableGeometry
 
-__all__ = [
-    "CHECKPOINT_BYTES",
-    "EDGE_BYTES",
-    "LOST_BYTES",
-    "NAMESPACE_BYTES",
-    "PIN_BYTES",
-    "PrefixTree",
-    "common_prefix",
-    "token_bytes",
-]
+__all__ = ["CHECKPOINT_BYTES", "EDGE_BYTES", "NAMESPACE_BYTES", "PrefixTree", "common_prefix", "token_bytes"]
 
-Ids = NDArray[np.int32]
-
-EDGE_BYTES, RUN_BYTES = 1200, 120
+EDGE_BYTES, _RUN_BYTES = 1200, 120
 """What an edge takes apart from tokens and block ids: the object, its containers and its place in its parent's; and
 what it takes for each prefix table."""
-LOST_BYTES = 200
+_LOST_BYTES = 200
 """What the memory of a checkpoint that went takes."""
 CHECKPOINT_BYTES = 1600
 """What a checkpoint takes with its sections and its entries in the eviction queue."""
-PIN_BYTES = 300
+_PIN_BYTES = 300
 """What a pin takes with its end in the heap."""
 NAMESPACE_BYTES = 500
 """What the name of a namespace takes: two are remembered for every root."""
+_INT32 = np.dtype(np.int32)
 _COMPARE_CHUNK = 32768
 """Tokens compared at once: the temporary stays in the second-level cache, and an early difference ends the work
 early."""
 
 
-class _Placed(Protocol):
-    """What lies at a position of an edge."""
-
-    position: int
-
-
-Placed = TypeVar("Placed", bound=_Placed)
+Placed = TypeVar("Placed", Checkpoint, Pin, Anchor)
 
 
 def _divide(items: Sequence[Placed], position: int) -> tuple[list[Placed], list[Placed]]:
@@ -108,6 +91,16 @@ def _common(text: array[int], skip: int, data: bytes, offset: int) -> int:
     return common_prefix(np.frombuffer(text, np.int32)[skip:], np.frombuffer(data, np.int32, offset=offset))
 
 
+def _count_busy(edge: Edge | None, change: int) -> None:
+    """One lease more (1) or less (-1) ends on `edge`."""
+    while edge is not None:
+        was = edge.busy
+        edge.busy = was + change
+        if was and edge.busy:
+            return
+        edge = edge.parent
+
+
 class PrefixTree:
     """All edges, and the operations on them.
 
@@ -117,7 +110,7 @@ class PrefixTree:
         lookahead: Tokens behind a position that its entries depend on.
         floats: Every edge has a checkpoint that floats: the model can resume anywhere.
         tables: The prefix tables.
-        roots: Root of each namespace in which something is known or running.
+        roots: Root of each namespace in which something is known or running, the oldest first.
         tokens: Tokens known.
         edge_count: Edges, without roots.
         losses: Checkpoints that went and are remembered.
@@ -134,7 +127,7 @@ class PrefixTree:
         self.tokens = 0
         self.edge_count = self.losses = self.checkpoints = self.pins = 0
         self._token_bytes = token_bytes(tables)
-        self._edge_bytes = EDGE_BYTES + RUN_BYTES * len(self.tables) + self._token_bytes * lookahead
+        self._edge_bytes = EDGE_BYTES + _RUN_BYTES * len(self.tables) + self._token_bytes * lookahead
         self._pool = pool
         self._key_bytes = 4 * (lookahead + 1)
         self._nowhere = Edge(None, 0, 0, array("i"), ())
@@ -164,7 +157,7 @@ class PrefixTree:
     def nbytes(self) -> int:
         """Bytes that all of it takes, estimated from above."""
         roots = len(self.roots) * (self._edge_bytes + 2 * NAMESPACE_BYTES)
-        marks = LOST_BYTES * self.losses + CHECKPOINT_BYTES * self.checkpoints + PIN_BYTES * self.pins
+        marks = _LOST_BYTES * self.losses + CHECKPOINT_BYTES * self.checkpoints + _PIN_BYTES * self.pins
         return roots + self._edge_bytes * self.edge_count + self._token_bytes * self.tokens + marks
 
     # ---- finding
@@ -176,11 +169,10 @@ class PrefixTree:
             root = self.roots[namespace] = Edge(None, 0, 0, array("i"), (), namespace=namespace)
         return root
 
-    def drop_root(self, root: Edge) -> None:
-        """Forget a namespace behind which nothing is known and nothing runs."""
-        assert not root.children
-        assert not root.anchors
-        del self.roots[root.namespace]
+    def _drop_unused(self, root: Edge) -> None:
+        """Forget a namespace in which nothing is known or running: clients make up salts without end."""
+        if root.parent is None and not root.children and not root.anchors:
+            del self.roots[root.namespace]
 
     def find(self, namespace: int, data: bytes) -> Match:
         """How far `data` follows a known path of a namespace. Pure; O(matched tokens + branches)."""
@@ -208,12 +200,11 @@ class PrefixTree:
             position = child.end
         return Match(edge, position)
 
-    def frontier(self, at: Match) -> int:
-        """The position up to which the path to `at` is resident."""
-        for edge in at.edge.path():
-            if edge.resident > edge.start:
-                return min(edge.resident, at.position)
-        return 0
+    def frontier(self, edge: Edge, position: int) -> int:
+        """The position up to which the path to `position` on `edge` is resident."""
+        while edge.parent is not None and edge.resident == edge.start:  # every commit asks: no generator
+            edge = edge.parent
+        return min(edge.resident, position)
 
     def path_ids(self, edge: Edge, table: int, first: int, stop: int) -> Ids:
         """Block ids of the indices [first, stop) of prefix table `table` on the resident path through `edge`.
@@ -232,8 +223,7 @@ class PrefixTree:
                     parts.append(run[low - begin : stop - begin])
                     stop = low
             at = at.parent
-        parts.reverse()
-        return np.frombuffer(b"".join(parts), dtype=np.int32)
+        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts[::-1]), _INT32)
 
     def edges(self) -> Iterator[Edge]:
         """All edges, parents before children, roots excluded."""
@@ -248,18 +238,15 @@ class PrefixTree:
     def attach(self, at: Match) -> Anchor:
         """Let a lease end at `at`: its way there stays known, and is not trimmed, until `detach`."""
         anchor = Anchor(*at)
-        self._attach(anchor)
+        at.edge.anchors.append(anchor)
+        _count_busy(at.edge, 1)
         return anchor
 
     def detach(self, anchor: Anchor) -> None:
         """Undo `attach`."""
         anchor.edge.anchors.remove(anchor)
-        edge: Edge | None = anchor.edge
-        while edge is not None:
-            edge.busy -= 1
-            if edge.busy:
-                return
-            edge = edge.parent
+        _count_busy(anchor.edge, -1)
+        self._drop_unused(anchor.edge)
 
     def move(self, anchor: Anchor, to: Match) -> None:
         """Let a lease end at `to` instead."""
@@ -268,16 +255,8 @@ class PrefixTree:
             return
         self.detach(anchor)
         anchor.edge, anchor.position = to
-        self._attach(anchor)
-
-    def _attach(self, anchor: Anchor) -> None:
-        anchor.edge.anchors.append(anchor)
-        edge: Edge | None = anchor.edge
-        while edge is not None:
-            edge.busy += 1
-            if edge.busy > 1:
-                return
-            edge = edge.parent
+        to.edge.anchors.append(anchor)
+        _count_busy(to.edge, 1)
 
     def mark_computed(self, edge: Edge, start: int, stop: int) -> None:
         """Positions [start, stop) of the path through `edge` have been computed."""
@@ -336,13 +315,12 @@ class PrefixTree:
         edge.trim = edge.trim if edge.computed > edge.resident else None
 
         self._split_checkpoints(upper, edge, position)
-        upper.lost, edge.lost = _divide(edge.lost, position)
+        upper.lost = {at: edge.lost.pop(at) for at in list(edge.lost) if at <= position}
         upper.pins, edge.pins = _divide(edge.pins, position)
         upper.anchors, edge.anchors = _divide(edge.anchors, position)
-        for pin in upper.pins:
-            pin.edge = upper
-        for anchor in upper.anchors:
-            anchor.edge = upper
+        placed: tuple[Checkpoint | Pin | Anchor, ...] = (*upper.checkpoints, *upper.pins, *upper.anchors)
+        for one in placed:
+            one.edge = upper
         edge.busy -= len(upper.anchors)
         upper.busy = len(upper.anchors) + (edge.busy > 0)
         return upper
@@ -357,6 +335,7 @@ class PrefixTree:
         if keep == edge.start and edge.parent is not None:
             del edge.parent.children[self.key(edge.text)]
             self.edge_count -= 1
+            self._drop_unused(edge.parent)
         self.tokens -= edge.end - keep
         del edge.text[keep - edge.start + self.lookahead :]
         edge.end = keep
@@ -364,23 +343,19 @@ class PrefixTree:
         if edge.computed == edge.resident:
             edge.trim = None
         self.losses -= len(edge.lost)
-        edge.lost = [lost for lost in edge.lost if lost.position <= keep]
+        edge.lost = {at: lost for at, lost in edge.lost.items() if at <= keep}
         self.losses += len(edge.lost)
         return keep == edge.start
 
     def remember(self, edge: Edge, lost: LostCheckpoint) -> None:
         """A checkpoint of `edge` went."""
-        self.forget_lost(edge, lost.position)
-        edge.lost.append(lost)
-        edge.lost.sort(key=lambda one: one.position)
-        self.losses += 1
+        self.losses += lost.position not in edge.lost
+        edge.lost[lost.position] = lost
 
     def forget_lost(self, edge: Edge, position: int) -> LostCheckpoint | None:
         """What `edge` remembers of a checkpoint that went from `position`, which it forgets."""
-        found = next((lost for lost in edge.lost if lost.position == position), None)
-        if found is not None:
-            edge.lost.remove(found)
-            self.losses -= 1
+        found = edge.lost.pop(position, None)
+        self.losses -= found is not None
         return found
 
     def _new(self, parent: Edge, start: int, text: array[int]) -> Edge:
@@ -412,11 +387,6 @@ class PrefixTree:
         if self.floats:
             (over,), (under,) = upper.checkpoints, lower.checkpoints
             over.hits, over.missed, over.used, over.age = under.hits, under.missed, under.used, under.age
-            upper.marks[0], lower.marks[0] = upper.resident, lower.resident
             over.position, under.position = upper.resident, lower.resident
             return
         upper.checkpoints, lower.checkpoints = _divide(lower.checkpoints, position)
-        for edge in (upper, lower):
-            edge.marks = [one.position for one in edge.checkpoints]
-        for checkpoint in upper.checkpoints:
-            checkpoint.edge = upper

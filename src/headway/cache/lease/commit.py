@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 
 from headway.cache.index.edge import Match, Section
 from headway.cache.index.usage import count
-from headway.cache.lease.step import Ids, Longs, Rows, StateExport, Step
+from headway.cache.lease.step import Rows, StateExport, Step
 from headway.cache.lease.table import AHEAD, BROKEN, FAR, MOST_SAMPLED, STEPPING, Parts, Record
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs
 from headway.cache.shape.checks import tokens as as_tokens
-from headway.cache.shape.geometry import TableKind
+from headway.cache.shape.geometry import Ids, Longs, TableKind
 from headway.errors import LeaseError
 
 __all__ = ["Committer"]
@@ -163,7 +163,7 @@ class Committer(Parts):
     def _publish_floating(self, row: int, position: int, record: Record) -> None:
         """Make the path of a lease resident up to `position` (models that can resume anywhere)."""
         assert record.anchor is not None
-        if position > record.resident or self.index.tree.frontier(Match(record.anchor.edge, position)) < position:
+        if position > record.resident or self.index.tree.frontier(record.anchor.edge, position) < position:
             self._publish(row, position, record)
             record.resident = position
         self.grant_wishes(record, position, Outcome.NO_ROOM)
@@ -177,7 +177,7 @@ class Committer(Parts):
         leases, tree, anchor = self.leases, self.index.tree, record.anchor
         assert anchor is not None
         at = record.place(position)
-        frontier = tree.frontier(at)
+        frontier = tree.frontier(at.edge, position)
         for i, table in enumerate(() if record.own_blocks else self.geometry.prefix_tables):
             owned, full = leases.owned.item(table.index, row), frontier // table.span
             if full > owned:
@@ -365,7 +365,8 @@ class Committer(Parts):
         """Release all that a lease holds and free its row."""
         leases, record = self.leases, self.leases.record(row)
         self._release_sources(record)
-        self._drop_exports(list(record.exports.values()))
+        if record.exports:
+            self._drop_exports(list(record.exports.values()))
         for table in self.geometry.tables:
             blocks, last = leases.blocks[table.index][row], leases.filled.item(table.index, row)
             first = leases.owned.item(table.index, row)

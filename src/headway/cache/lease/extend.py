@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headway.cache.lease.step import Ids, Longs, Rows, StateExport, Step
+from headway.cache.lease.step import Rows, StateExport, Step
 from headway.cache.lease.table import RUNNING, Parts, Record, ragged
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs
-from headway.cache.shape.geometry import TableKind
+from headway.cache.shape.geometry import Ids, Longs, TableKind
 from headway.errors import LeaseError
 
 __all__ = ["Extender"]

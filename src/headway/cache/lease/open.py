@@ -81,7 +81,7 @@ class Opener(Parts):
         """Message boundaries whose checkpoint is expected to be worth its memory."""
         blocks = sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables)
         worth = self.index.usage.reuse.rate("boundary") / max(1, blocks)
-        price = self.index.policy.price
+        price = self.index.reclaim.keep.policy.price
         inner = [p for p in self.placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]
         return [p for p in inner if worth * self.cost.between(0, p) >= price]
 
@@ -141,7 +141,7 @@ class Opener(Parts):
         if self.pool.pinned:
             available -= self.pool.pinned
             if start:
-                available += self.index.reclaim.pins.held_within(hit.at.edge_at(start), start)
+                available += self.index.reclaim.pins.held_within(hit.at.edge.edge_at(start), start)
             if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
                 first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
         length = len(hit.prompt.tokens)

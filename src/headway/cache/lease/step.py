@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ids", "Longs", "Rows", "StateExport", "Step"]
+from headway.cache.shape.geometry import Ids, Longs
 
-Ids = NDArray[np.int32]
-Longs = NDArray[np.int64]
-Rows = NDArray[np.int64]
+__all__ = ["Rows", "StateExport", "Step"]
+
+Rows = Longs
+"""Rows of leases."""
 
 _new_serial = itertools.count(1).__next__
 

@@ -17,10 +17,10 @@ from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.lease.step import Ids, Longs, Rows, StateExport, Step
+from headway.cache.lease.step import Rows, StateExport, Step
 from headway.cache.lease.wish import Wish
 from headway.cache.policy.placement import Place, Placement
-from headway.cache.shape.geometry import CacheGeometry, TableGeometry, TableKind
+from headway.cache.shape.geometry import CacheGeometry, Ids, Longs, TableGeometry, TableKind
 from headway.cache.shape.prompt import Prompt
 from headway.errors import LeaseError
 
@@ -116,7 +116,7 @@ class Record:
     def place(self, position: int) -> Match:
         """The place at `position` of the path of a lease that is in the tree (above 0, not behind its anchor)."""
         assert self.anchor is not None
-        return Match(Match(self.anchor.edge, position).edge_at(position), position)
+        return Match(self.anchor.edge.edge_at(position), position)
 
 
 class LeaseTable:
@@ -184,6 +184,10 @@ class LeaseTable:
     def active_rows(self) -> list[int]:
         """Rows of all leases that have not ended."""
         return [int(row) for row in np.flatnonzero(self.phase)]
+
+    def rows_of(self, namespace: int) -> list[int]:
+        """Rows of the leases in a namespace that have not ended."""
+        return [row for row in self.active_rows() if self.record(row).prompt.namespace == namespace]
 
     def record(self, row: int) -> Record:
         """The record of a running lease."""
@@ -340,39 +344,24 @@ class Parts:
 class Lease:
     """A running request's hold on memory: a view of its row.
 
-    Its numbers end with the lease (LeaseError afterwards); its prompt, hit and explanation stay.
+    Its numbers end with the lease (LeaseError afterwards); its prompt, hit, explanation and wishes stay.
 
     Attributes:
         row: Its row in the block tables and in the arrays given to `extend`.
+        prompt: The prompt it was made for.
+        hit: Where it resumed.
+        explanation: What became of the prompt's tokens.
+        wishes: What became of the pins and breakpoints of the prompt.
     """
 
-    __slots__ = ("_record", "_table", "row")
+    __slots__ = ("_record", "_table", "explanation", "hit", "prompt", "row", "wishes")
 
     def __init__(self, table: LeaseTable, row: int) -> None:
         """View `row` of `table`."""
         self._table = table
-        self._record = table.record(row)
-        self.row = row
-
-    @property
-    def prompt(self) -> Prompt:
-        """The prompt it was made for."""
-        return self._record.prompt
-
-    @property
-    def hit(self) -> Hit:
-        """Where it resumed."""
-        return self._record.hit
-
-    @property
-    def explanation(self) -> Explanation:
-        """What became of the prompt's tokens."""
-        return self._record.explanation
-
-    @property
-    def wishes(self) -> tuple[Wish, ...]:
-        """What became of the pins and breakpoints of the prompt; stays when the lease has ended."""
-        return self._record.wishes
+        self._record = record = table.record(row)
+        self.row, self.prompt, self.hit = row, record.prompt, record.hit
+        self.explanation, self.wishes = record.explanation, record.wishes
 
     @property
     def tokens(self) -> int:

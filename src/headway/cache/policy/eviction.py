@@ -25,16 +25,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.errors import ConfigError
 
-__all__ = [
-    "EVICTIONS",
-    "Candidate",
-    "EvictionPolicy",
-    "EvictionQueue",
-    "GreedyDual",
-    "Lru",
-    "Value",
-    "eviction_policy",
-]
+__all__ = ["EVICTIONS", "Candidate", "EvictionPolicy", "EvictionQueue", "GreedyDual", "Lru", "Value", "eviction_policy"]
 
 
 _PRICE_STEP = 0.05

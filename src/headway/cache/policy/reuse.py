@@ -22,6 +22,7 @@ mean of the times until a first use (0.05 for paths).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 __all__ = ["PATH", "ReuseRates"]
@@ -61,12 +62,6 @@ class _Kind:
         self.first, self.log_wait = self.first / 2, self.log_wait / 2
 
 
-class _Kinds(dict[str, _Kind]):
-    def __missing__(self, kind: str) -> _Kind:
-        self[kind] = seen = _Kind()
-        return seen
-
-
 @dataclass
 class ReuseRates:
     """What was learned of each kind.
@@ -75,7 +70,7 @@ class ReuseRates:
     """
 
     memory: int = 2000
-    _kinds: dict[str, _Kind] = field(default_factory=_Kinds)
+    _kinds: dict[str, _Kind] = field(default_factory=lambda: defaultdict(_Kind))
 
     def took(self, kind: str) -> None:
         """Something of `kind` was kept."""

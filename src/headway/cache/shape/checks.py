@@ -12,22 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from headway.errors import ConfigError, LeaseError
 
-__all__ = [
-    "MOST_BLOCKS",
-    "TokenIds",
-    "check_float",
-    "check_natural",
-    "check_seconds",
-    "check_whole",
-    "longs",
-    "positions",
-    "token_ids",
-    "tokens",
-]
+__all__ = ["MOST_BLOCKS", "TokenIds", "check_float", "check_whole", "longs", "positions", "token_ids", "tokens"]
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids as callers have them: a list, a tuple, an `array.array`, a buffer (`memoryview`), an array of any width."""
-_INT32 = np.dtype(np.int32)
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _smallest = np.minimum.reduce
 _SMALL = 64
 """Numbers up to which lists are compared faster than arrays."""
@@ -78,6 +67,8 @@ def longs(name: str, values: ArrayLike) -> NDArray[np.int64]:
         LeaseError: Anything but whole numbers.
     """
     array = _integers(name, values)
+    if array.dtype is _INT64:
+        return array
     if array.dtype.kind == "u" and array.size and array.max() > 2**62:
         raise LeaseError(f"{name} are too large: {array.max()}")
     return array.astype(np.int64, copy=False)
@@ -119,26 +110,6 @@ def token_ids(name: str, values: TokenIds) -> tuple[bytes, NDArray[np.int32]]:
     if data and _smallest(view) < 0:
         raise LeaseError(f"{name} must not be negative: only `PrefixCache.symbols` gives negative symbols, to media")
     return data, view
-
-
-def check_natural(name: str, value: object) -> None:
-    """Refuse what is not a whole number of zero or more.
-
-    Raises:
-        LeaseError: Names it.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise LeaseError(f"{name} is {value!r}, it must be a whole number and not negative")
-
-
-def check_seconds(name: str, value: object) -> None:
-    """Refuse what is no time span of more than nothing and less than for ever.
-
-    Raises:
-        LeaseError: Names it.
-    """
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e12:
-        raise LeaseError(f"{name} is {value!r}, it must be a number of seconds above zero, or None")
 
 
 def positions(name: str, values: Iterable[int], high: int) -> tuple[int, ...]:

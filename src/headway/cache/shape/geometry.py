@@ -35,10 +35,13 @@ from headway.cache.shape.spec import (
 )
 from headway.errors import ConfigError
 
-__all__ = ["CacheGeometry", "GroupGeometry", "TableGeometry", "TableKind"]
+__all__ = ["CacheGeometry", "GroupGeometry", "Ids", "Longs", "TableGeometry", "TableKind"]
 
-Int64s = NDArray[np.int64]
-Positions = TypeVar("Positions", int, Int64s)
+Ids = NDArray[np.int32]
+"""Block ids, or tokens."""
+Longs = NDArray[np.int64]
+"""Positions, counts or rows."""
+Positions = TypeVar("Positions", int, Longs)
 _FIRST_STRETCH = 1024
 """Positions at the end of a sequence that are searched first for its largest need; then twice as many, and so on."""
 _PEAKS_REMEMBERED = 4096
@@ -137,30 +140,30 @@ class TableGeometry:
             return self.state_blocks
         return -(-tokens // self.span)
 
-    def owner(self, positions: ArrayLike) -> Int64s:
+    def owner(self, positions: ArrayLike) -> Longs:
         """Rank (0 to shards - 1) that stores each position."""
         return np.asarray(positions, dtype=np.int64) // self.interleave % self.shards
 
-    def local_index(self, positions: ArrayLike) -> Int64s:
+    def local_index(self, positions: ArrayLike) -> Longs:
         """Number of earlier tokens that the owner of each position stores: its index in the owner's own order."""
         p = np.asarray(positions, dtype=np.int64)
         stripe = self.shards * self.interleave
         return p // stripe * self.interleave + p % self.interleave
 
-    def global_index(self, local: ArrayLike, rank: int) -> Int64s:
+    def global_index(self, local: ArrayLike, rank: int) -> Longs:
         """Position of the token with index `local` on `rank`: the inverse of `local_index` on its own tokens."""
         index = np.asarray(local, dtype=np.int64)
         stripe = self.shards * self.interleave
         return index // self.interleave * stripe + rank * self.interleave + index % self.interleave
 
-    def local_length(self, length: ArrayLike, rank: int) -> Int64s:
+    def local_length(self, length: ArrayLike, rank: int) -> Longs:
         """How many of the first `length` tokens `rank` stores."""
         n = np.asarray(length, dtype=np.int64)
         stripe = self.shards * self.interleave
         rest = np.clip(n % stripe - rank * self.interleave, 0, self.interleave)
         return n // stripe * self.interleave + rest
 
-    def slots(self, positions: ArrayLike, rank: int, row: NDArray[np.int32]) -> Int64s:
+    def slots(self, positions: ArrayLike, rank: int, row: Ids) -> Longs:
         """Slots of `positions` on `rank`.
 
         Args:

@@ -67,12 +67,32 @@ class Prompt:
             data, view = checks.token_ids("tokens", tokens)
         if not data:
             raise LeaseError("a prompt needs at least one token")
-        checks.check_natural("namespace", namespace)
-        checks.check_natural("pin", pin)
+        _check_natural("namespace", namespace)
+        _check_natural("pin", pin)
         if pin_seconds is not None:
-            checks.check_seconds("pin_seconds", pin_seconds)
+            _check_seconds("pin_seconds", pin_seconds)
         ends = checks.positions("boundaries", boundaries, len(view))
         marks = checks.positions("breakpoints", breakpoints, len(view))
         values = (view, namespace, ends, marks, pin, no_store, pin_seconds, data, owner)
         for name, value in zip(self.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
+
+
+def _check_natural(name: str, value: object) -> None:
+    """Refuse what is not a whole number of zero or more.
+
+    Raises:
+        LeaseError: Names it.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise LeaseError(f"{name} is {value!r}, it must be a whole number and not negative")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    """Refuse what is no time span of more than nothing and less than for ever.
+
+    Raises:
+        LeaseError: Names it.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e12:
+        raise LeaseError(f"{name} is {value!r}, it must be a number of seconds above zero, or None")
