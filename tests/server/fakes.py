@@ -106,7 +106,7 @@ def running(
 ) -> Iterator[Running]:
     """Start a server; at the end stop it and check that nothing is held."""
     config = config or EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600)
-    cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True))
+    cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True, pin_share=config.pin_share))
     device = FakeDevice(cache.geometry, blocks)
     words = CharTokenizer()
     engine = Engine(cache, device, config, Vocabulary(VOCAB, words.decode, (EOS,))).start()

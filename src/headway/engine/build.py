@@ -191,6 +191,8 @@ def _cache_config(
         checkpoint_alignment=config.checkpoint_alignment,
         placement=config.placement,
         eviction=config.eviction,
+        pin_share=config.pin_share,
+        pin_seconds=config.pin_seconds,
         cost=layout.cost,
         check=config.check,
     )

@@ -21,7 +21,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from headway.cache import PrefixCache, ResetReport
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache import PrefixCache, Prompt, ResetReport
 from headway.engine.config import EngineConfig
 from headway.engine.errors import EngineStoppedError, QueueFullError, RanksLostError, RequestFailedError
 from headway.engine.executor import Executor
@@ -177,6 +180,19 @@ class Engine:
             TimeoutError: A step took longer than `timeout` seconds.
         """
         return self._call(self._scheduler.cache.reset, timeout)
+
+    def unpin(self, tokens: NDArray[np.int32], salt: str, timeout: float | None = 60.0) -> bool:
+        """End the pin at the end of a prefix. Returns whether there was one.
+
+        Raises:
+            EngineStoppedError: The engine has stopped.
+            TimeoutError: A step took longer than `timeout` seconds.
+        """
+        cache = self._scheduler.cache
+        return (
+            self._call(lambda: cache.unpin(Prompt(tokens, namespace=cache.namespace(salt=salt)), exactly=True), timeout)
+            > 0
+        )
 
     def snapshot(self, timeout: float = 0.5) -> EngineSnapshot:
         """The engine as it is now; during a step longer than `timeout` seconds, as it was before that step."""

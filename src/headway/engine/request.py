@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Explanation, Hit, Lease, Prompt
+from headway.cache import Explanation, Hit, Lease, Prompt, Wish
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
 from headway.runtime.interface import RowAnswer, SamplingParams, TokenLogprob
@@ -35,6 +35,7 @@ class GenerationRequest:
         breakpoints: Positions at which the client asks for a checkpoint.
         pin: Protect this many first tokens from eviction.
         no_store: Read the cache, keep nothing in it.
+        pin_seconds: For how long; None for the longest time of the server.
     """
 
     tokens: Int32s
@@ -49,6 +50,7 @@ class GenerationRequest:
     breakpoints: tuple[int, ...] = ()
     pin: int = 0
     no_store: bool = False
+    pin_seconds: float | None = None
 
 
 @dataclass
@@ -94,6 +96,7 @@ class RequestResult:
         request: What was asked.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
+        pin: The pin that was asked for and what became of it; None if none was, or nothing is kept at all.
     """
 
     finish_reason: str
@@ -109,6 +112,7 @@ class RequestResult:
     request: GenerationRequest
     drafted: int = 0
     accepted: int = 0
+    pin: Wish | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,7 @@ class RunningRequest:
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
         hit: What the cache knows of its prompt, from when it was found to fit until its lease begins.
+        wishes: What became of its pin and breakpoints, in its present or last lease.
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
     """
 
@@ -186,6 +191,7 @@ class RunningRequest:
     accepted: int = 0
     hit: Hit | None = None
     refused_epoch: int | None = None
+    wishes: tuple[Wish, ...] = ()
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
@@ -250,6 +256,7 @@ class RunningRequest:
                 breakpoints=asked.breakpoints,
                 pin=asked.pin,
                 no_store=asked.no_store,
+                pin_seconds=asked.pin_seconds,
             )
         return made
 
@@ -297,6 +304,7 @@ class RunningRequest:
             request=self.request,
             drafted=self.drafted,
             accepted=self.accepted,
+            pin=next((wish for wish in self.wishes if wish.kind == "pin"), None),
         )
 
 

@@ -37,6 +37,7 @@ PATHS = {
     "GET /v1/models/NAME": "the same, by its name",
     "GET /health": "200 while requests are taken and computed, else 503",
     "GET /metrics": "counters for Prometheus",
+    "DELETE /v1/pins/ID": "take back a pin, by the id that the answer told",
     "POST /reset_prefix_cache": "forget every prefix",
 }
 """What `GET /` answers: every path, and what it is for."""
@@ -130,6 +131,16 @@ def _api_routes(service: GenerationService) -> APIRouter:
         if name != options.model_name:
             raise RequestError(f"the model {name!r} is not served here", "model", "model_not_found")
         return model
+
+    @router.delete("/v1/pins/{name}")
+    def unpin(name: str) -> dict[str, Any]:
+        try:
+            found = service.pins.lift(name)
+        except TimeoutError:
+            raise EngineBusyError("a step takes long; the pin will be lifted when it has ended") from None
+        if not found:
+            raise RequestError(f"there is no pin {name!r}: it is over, or was taken back", None, "pin_not_found")
+        return {"id": name, "object": "pin", "deleted": True}
 
     @router.post("/reset_prefix_cache")
     def reset() -> dict[str, Any]:

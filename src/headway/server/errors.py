@@ -16,7 +16,13 @@ __all__ = ["error_body", "error_response", "install_error_handlers", "log_failur
 
 logger = logging.getLogger(__name__)
 
-_STATUS_OF_CODE = {"model_not_found": 404, "body_too_large": 413, "invalid_api_key": 401, "request_timeout": 408}
+_STATUS_OF_CODE = {
+    "model_not_found": 404,
+    "pin_not_found": 404,
+    "body_too_large": 413,
+    "invalid_api_key": 401,
+    "request_timeout": 408,
+}
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     404: "not_found_error",

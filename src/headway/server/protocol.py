@@ -99,11 +99,13 @@ class HeadwayOptions(_Record):
         explain: Say in the response why no more of the prompt was reused.
         no_store: Read the cache, keep nothing of this request in it.
         pin: Protect the first so many tokens of the prompt from eviction; true for the whole prompt.
+        pin_seconds: For how long; by default as long as the server lets a pin last.
     """
 
     explain: bool = False
     no_store: bool = False
     pin: bool | Annotated[int, Field(ge=0)] = False
+    pin_seconds: Annotated[float, Field(ge=0.001, le=1e12)] | None = None
 
 
 def _few_biases(given: Any) -> Any:

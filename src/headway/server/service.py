@@ -23,6 +23,7 @@ from headway.errors import HeadwayError, RequestError
 from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, headway_report, usage
 from headway.server.generation import generation_requests
+from headway.server.pins import PinIds
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
@@ -61,6 +62,7 @@ class _Job:
     handles: Sequence[RequestHandle]
     explain: bool
     include_usage: bool
+    pins: PinIds
     choices: list[Choice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,11 +81,12 @@ class _Job:
 
     def report(self) -> dict[str, Any]:
         """The `headway` member of the response, if it was asked for: for one prompt its report, for several a list."""
-        if not self.explain:
-            return {}
         reports = [
-            headway_report(prompt, answers[0]) for prompt, answers in zip(self.prompts, self.results, strict=True)
+            (headway_report(prompt, answers[0]) if self.explain else {}) | self.pins.tell(answers)
+            for prompt, answers in zip(self.prompts, self.results, strict=True)
         ]
+        if not any(reports):
+            return {}
         return {"headway": reports[0] if len(reports) == 1 else {"prompts": reports}}
 
 
@@ -93,6 +96,7 @@ class GenerationService:
     Attributes:
         engine: The engine.
         options: The server's options.
+        pins: The pins that clients were told of.
     """
 
     def __init__(self, engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> None:
@@ -100,6 +104,7 @@ class GenerationService:
         self.options = options
         self._tokenizer = tokenizer
         self._tokenizing = TokenizingThreads()
+        self.pins = PinIds(engine)
 
     def close(self) -> None:
         """Stop the threads that tokenise."""
@@ -160,7 +165,7 @@ class GenerationService:
             _abort(handles)
             raise
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        job = _Job(form, prompts, handles, body.headway.explain, include_usage)
+        job = _Job(form, prompts, handles, body.headway.explain, include_usage, self.pins)
         if body.stream:
             return _EventStream(job)
         with _aborting(handles):

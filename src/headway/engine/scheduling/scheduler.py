@@ -312,6 +312,7 @@ class Scheduler:
             return None
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
+        request.wishes = lease.wishes
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
