@@ -16,7 +16,7 @@ from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer
 
 from headway.cache import CacheConfig, LayerSpec, PrefixCache
 from headway.engine import Engine, EngineConfig, TextTokenizer, Vocabulary
-from headway.server import ServerOptions, create_app
+from headway.server import ServerOptions, answers, create_app
 from headway.server.connections import make_server
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY .!?<>/:-"
@@ -45,6 +45,14 @@ class CharTokenizer:
         text = "".join(f"<{m['role']}>{m['content']}</>" for m in messages)
         return text + (options or {}).get("before", "") + ("<assistant>" if answer else "")
 
+
+ANSWERS = {
+    "/v1/chat/completions": answers.ChatCompletion,
+    "/v1/completions": answers.Completion,
+    "/reset_prefix_cache": answers.ResetDone,
+    "error": answers.ErrorBody,
+}
+"""What `/openapi.json` says of answers: every test holds them to it."""
 
 assert len(ALPHABET) == VOCAB - 1
 
@@ -78,6 +86,7 @@ class Running:
         response = self.http.post(path, json=body)
         assert response.status_code == status, response.text
         answer: dict[str, Any] = response.json()
+        ANSWERS[path if status == 200 else "error"].model_validate(answer)
         return answer
 
     def complete(self, prompt: Any, status: int = 200, **body: Any) -> dict[str, Any]:

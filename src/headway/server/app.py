@@ -22,6 +22,7 @@ from headway.errors import RequestError
 from headway.server.connections import RequestIds
 from headway.server.errors import install_error_handlers
 from headway.server.metrics import Metrics
+from headway.server.openapi import openapi_document
 from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
 from headway.server.recorder import Observers
 from headway.server.service import GenerationService, ServerOptions
@@ -38,6 +39,7 @@ PATHS = {
     "GET /health": "200 while requests are taken and computed, else 503",
     "GET /metrics": "counters for Prometheus",
     "DELETE /v1/pins/ID": "take back a pin, by the id that the answer told",
+    "GET /openapi.json": "this API as a schema: every field that is taken and answered",
     "POST /reset_prefix_cache": "forget every prefix",
 }
 """What `GET /` answers: every path, and what it is for."""
@@ -74,18 +76,23 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
 
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)
-    app.include_router(_open_routes(engine, metrics))
+    app.include_router(_open_routes(engine, metrics, keyed=options.api_key is not None))
     app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_key))])
     return RequestIds(app)  # around everything: a response to a fault of ours has an id as well
 
 
-def _open_routes(engine: Engine, metrics: Metrics) -> APIRouter:
+def _open_routes(engine: Engine, metrics: Metrics, *, keyed: bool) -> APIRouter:
     """What anyone may ask, key or not."""
+    document = openapi_document(keyed=keyed)
     router = APIRouter()
 
     @router.get("/")
     async def root() -> dict[str, Any]:
         return {"server": f"headway {__version__}", "paths": PATHS}
+
+    @router.get("/openapi.json")
+    async def describe() -> dict[str, Any]:
+        return document
 
     @router.get("/health")
     async def health() -> JSONResponse:
