@@ -10,15 +10,27 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 __all__ = [
+    "AnswerMessage",
+    "ChatChoice",
     "ChatCompletion",
+    "ChatLogprobs",
     "Completion",
+    "CompletionLogprobs",
+    "CompletionTokensDetails",
+    "ContentLogprob",
     "ErrorBody",
+    "Failure",
+    "FinishReason",
     "Health",
     "ModelCard",
     "ModelList",
     "Overview",
     "PinDeleted",
+    "PromptTokensDetails",
     "ResetDone",
+    "TextChoice",
+    "TokenLogprob",
+    "Usage",
 ]
 
 
@@ -90,6 +102,7 @@ class AnswerMessage(_Answer):
 
 
 FinishReason = Literal["stop", "length", "abort"]
+"""Why an answer ended."""
 
 
 class ChatChoice(_Answer):

@@ -64,7 +64,7 @@ def openapi_document(*, keyed: bool) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    kinds = [ChatRequest, CompletionRequest, *(getattr(answers, name) for name in answers.__all__)]
+    kinds = [ChatRequest, CompletionRequest, *filter(_is_record, vars(answers).values())]
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_OF_PLACE)
     schemas: dict[str, Any] = found["$defs"]
     for kind in (ChatRequest, CompletionRequest):
@@ -72,6 +72,10 @@ def _schemas() -> dict[str, Any]:
         for name, (neutral, reason) in UNSUPPORTED.items():
             properties[name] = {"enum": list(neutral), "description": f"Not supported: {reason}."}
     return schemas
+
+
+def _is_record(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseModel) and found.__name__ in answers.__all__
 
 
 def _operation(
