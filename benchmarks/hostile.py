@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -67,6 +68,7 @@ class Served:
         self.troubles: list[str] = []
         self.url = ""
         self._up = threading.Event()
+        atexit.register(self.process.kill)
         threading.Thread(target=self._read, daemon=True).start()
         assert self._up.wait(600), "the server does not start"
         assert self.url, self.troubles
@@ -148,20 +150,40 @@ class Canary:
 
 def schemathesis(served: Served, count: int, seed: int, say: Callable[[str], None]) -> list[str]:
     """Runs of schemathesis until so many requests were sent; what its checks found."""
-    found: list[str] = []
     start = sum(served.statuses.values())
-    per_operation = max(5, min(200, count // 12))
-    while (sent := sum(served.statuses.values()) - start) < count:
-        say(f"schemathesis, {sent} of {count}")
-        command = ["schemathesis", "run", f"{served.url}/openapi.json", "--checks", CHECKS, "--seed", str(seed)]
-        command += ["-n", str(per_operation), "--no-shrink", "--warnings", "off", "--no-color", "--phases"]
-        command += ["coverage,fuzzing", "--generation-database", "none", "--request-timeout", str(PATIENCE)]
-        command[0] = str(Path(sys.executable).parent / command[0])
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode not in (0, 1):
-            return [*found, f"schemathesis ended with {done.returncode}: {done.stderr[-300:] or done.stdout[-300:]}"]
-        if done.returncode:
-            found.append(done.stdout)
+
+    def sent() -> int:
+        return sum(served.statuses.values()) - start
+
+    found: list[str] = []
+    while sent() < count:
+        command = [str(Path(sys.executable).parent / "schemathesis"), "run", f"{served.url}/openapi.json"]
+        command += [
+            "--checks",
+            CHECKS,
+            "--seed",
+            str(seed),
+            "-n",
+            "500",
+            "--no-shrink",
+            "--warnings",
+            "off",
+            "--no-color",
+        ]
+        command += ["--phases", "fuzzing,coverage", "--generation-database", "none", "--continue-on-failure"]
+        command += ["--request-timeout", str(PATIENCE)]
+        with tempfile.TemporaryFile("w+") as told:
+            running = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
+            while running.poll() is None:
+                say(f"schemathesis: {sent()} of {count}")
+                time.sleep(0.5)
+                if sent() >= count:
+                    running.send_signal(signal.SIGINT)  # it tells what it has found
+                    running.wait(PATIENCE)
+            told.seek(0)
+            text = told.read()
+        if "= FAILURES =" in text or "= ERRORS =" in text or running.returncode not in (0, 1, 130, -signal.SIGINT):
+            found.append(text)
         seed += 1
     return found
 
@@ -348,7 +370,8 @@ def streaming(url: str, count: int, tokens: int) -> Iterator[Counter[str]]:
 class Report:
     """The final table, and what went wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self.table = Table("stage", "sent", "answered", "memory", "descriptors", "longest wait", "found")
         self.wrong: list[str] = []
 
@@ -357,6 +380,7 @@ class Report:
     ) -> None:
         self.table.add_row(stage, sent, answered, held, descriptors, wait, str(len(found)))
         self.wrong += [f"{stage}: {text}" for text in found]
+        self._console.log(stage, sent, answered, held, descriptors, wait, *found[:5], sep=" | ", markup=False)
 
 
 def main() -> None:
@@ -367,13 +391,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-ranks", action="store_true", help="leave out the stage that kills a rank")
     options = parser.parse_args()
-    console, report = Console(), Report()
+    console = Console()
+    report = Report(console)
     print(f"seed {options.seed}", flush=True)
+    said = [0.0]
     with console.status("starting a server") as status:
 
         def say(text: str) -> None:
             status.update(text)
-            if not console.is_terminal and ":" not in text:
+            if not console.is_terminal and (":" not in text or time.monotonic() > said[0] + 30):
+                said[0] = time.monotonic()
                 print(f"{time.strftime('%X')} {text}", flush=True)
 
         run(options, report, say)
@@ -410,14 +437,15 @@ def run(options: argparse.Namespace, report: Report, say: Callable[[str], None])
 
     half = options.requests // 2
     warm = min(200, half)
-    stage("warm-up", warm, lambda: by_hand(served, warm, options.seed + 1, say))
-    stage("schemathesis", half, lambda: schemathesis(served, half, options.seed, say))
-    stage("by hand", half, lambda: by_hand(served, half, options.seed, say))
 
     def many() -> list[str]:
         ended: Counter[str] = Counter()
         asyncio.run(streams(served.url, options.streams, 24, ended))
         return [f"{count} streams ended with {how}" for how, count in ended.items() if how != "done"]
+
+    stage("warm-up", warm + options.streams, lambda: by_hand(served, warm, options.seed + 1, say) + many())
+    stage("schemathesis", half, lambda: schemathesis(served, half, options.seed, say))
+    stage("by hand", half, lambda: by_hand(served, half, options.seed, say))
 
     stage("streams at once", options.streams, many)
 

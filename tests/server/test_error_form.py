@@ -1,5 +1,7 @@
 """Whatever is wrong with a request, the answer has the form that OpenAI clients expect, and says what to change."""
 
+import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +153,20 @@ def test_what_asks_for_nothing_is_accepted(server: Running):
     nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "store": False, "user": "me"}
     answer = server.chat("Hello", max_tokens=2, frequency_penalty=0, presence_penalty=0, logit_bias={}, **nothing)
     assert answer["choices"][0]["message"]["content"] == server.expected("<user>Hello</><assistant>", 2)
+
+
+def test_the_schema_tells_every_path_and_every_field(server: Running):
+    document = server.http.get("/openapi.json").json()
+    told = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
+    named = {name.replace("NAME", "{name}").replace("ID", "{id}") for name in server.http.get("/").json()["paths"]}
+    assert told == named | {"GET /"}
+    schemas = document["components"]["schemas"]
+    fields = schemas["ChatRequest"]["properties"]
+    assert fields["messages"]["items"] == {"$ref": "#/components/schemas/Message"}
+    assert fields["tools"]["enum"] == [None, []], "what asks for nothing is taken"
+    assert not schemas["ChatRequest"]["additionalProperties"]
+    used = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert used <= set(schemas)
 
 
 @pytest.mark.parametrize(
