@@ -28,6 +28,7 @@ class Mutation(NamedTuple):
 MACHINE = "tests/model/test_machine.py::test_cache_beside_oracle_and_device[0]"
 ADMISSION, EVENTS, EXHAUSTION = (f"tests/cache/test_{part}.py" for part in ("admission", "events", "exhaustion"))
 EXPLAIN, GEOMETRY, LIFE, MEMORY = (f"tests/cache/test_{part}.py" for part in ("explain", "geometry", "life", "memory"))
+DISPLACED = "tests/cache/test_displaced.py"
 MISUSE, PLACEMENT, POOL, REUSE = (f"tests/cache/test_{part}.py" for part in ("misuse", "placement", "pool", "reuse"))
 QUEUE, TREE, WISHES = (f"tests/cache/test_{part}.py" for part in ("eviction_queue", "tree", "wishes"))
 FORGET, LOOKING, OWN, TWO = (
@@ -414,6 +415,27 @@ _REASONS = (
         "keep = max(0, leases.known.item(row) - computed - self.geometry.lookahead)",
         "keep = 0",
         (EXPLAIN, MACHINE),
+    ),
+    Mutation(
+        "displaced: what matches in its place is told as displaced",
+        "index/displaced.py",
+        "if not 0 < change <= same:",
+        "if change > same:",
+        (DISPLACED,),
+    ),
+    Mutation(
+        "displaced: texts that parted a little before are not looked at",
+        "index/displaced.py",
+        "base = max(0, at.position - _BACK)",
+        "base = at.position",
+        (DISPLACED,),
+    ),
+    Mutation(
+        "displaced: text over several edges is not found",
+        "index/displaced.py",
+        "yield edge, known, length // _GRAM * _GRAM",
+        "yield edge, known, length",
+        (DISPLACED,),
     ),
 )
 

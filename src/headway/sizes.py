@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them. It imports next to nothing, so that a wrong option is told at once."""
+"""Sizes of memory and counts as people write them. It imports next to nothing: a wrong option is told at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from headway.errors import ConfigError
 
-__all__ = ["format_bytes", "parse_bytes"]
+__all__ = ["counted", "format_bytes", "parse_bytes"]
 
 _UNITS = {
     "": 1,
@@ -42,3 +42,8 @@ def format_bytes(size: float, base: int = 1024) -> str:
     while size >= base and power < len(units) - 1:
         size, power = size / base, power + 1
     return f"{size:.0f} B" if power == 0 else f"{size:.{2 if units[power] == 'TB' else 1}f} {units[power]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count of something for people: `1 token`, `2,030 tokens`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -57,6 +57,19 @@ ANSWERS = {
 assert len(ALPHABET) == VOCAB - 1
 
 
+class ByteTokenizer(CharTokenizer):
+    """Token i is the byte i."""
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(t for t in tokens if t != EOS).decode(errors="replace")
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token])
+
+
 @dataclass
 class Running:
     """A server that answers."""
@@ -110,17 +123,18 @@ def running(
     config: EngineConfig | None = None,
     api_key: str | None = None,
     max_body_bytes: int = 1 << 20,
-    client_timeout: float = 60.0,
+    words: TextTokenizer | None = None,
     grace: float = 5.0,
+    **options: Any,
 ) -> Iterator[Running]:
     """Start a server; at the end stop it and check that nothing is held."""
     config = config or EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600)
     cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True, pin_share=config.pin_share))
     device = FakeDevice(cache.geometry, blocks)
-    words = CharTokenizer()
-    engine = Engine(cache, device, config, Vocabulary(VOCAB, words.decode, (EOS,))).start()
-    options = ServerOptions("fake", api_key, max_body_bytes, client_timeout=client_timeout)
-    with listening(engine, words, options, grace) as (url, server):
+    size, words = (VOCAB, CharTokenizer()) if words is None else (256, words)
+    engine = Engine(cache, device, config, Vocabulary(size, words.decode, (EOS,))).start()
+    keys = () if api_key is None else (api_key, *options.pop("more_keys", ()))  # the first is the client's own
+    with listening(engine, words, ServerOptions("fake", keys, max_body_bytes, **options), grace) as (url, server):
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}".encode()}
         with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
             yield Running(url, engine, device, http, server)

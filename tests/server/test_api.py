@@ -65,8 +65,9 @@ def test_a_chat_goes_on_from_where_it_was(server: Running):
 
 
 def test_the_explanation_covers_every_token(server: Running):
-    server.complete("The quick brown fox", max_tokens=2)
-    answer = server.complete("The quick red fox", max_tokens=2, headway={"explain": True})
+    asked: dict[str, Any] = {"max_tokens": 2, "cache_salt": "mine", "headway": {"explain": True}}
+    server.complete("The quick brown fox", **asked)
+    answer = server.complete("The quick red fox", **asked)
     report = answer["headway"]
     assert report["matched_tokens"] == len("The quick ")
     assert report["cached_tokens"] == cached(answer) == 0
@@ -75,7 +76,7 @@ def test_the_explanation_covers_every_token(server: Running):
     assert spans[-1][1] == report["prompt_tokens"] == 17
     assert {loss["reason"] for loss in report["losses"]} == {"state_never_taken", "parted"}
     assert report["seconds"]["first_token"] >= report["seconds"]["queue"] >= 0
-    third = server.complete("The quick blue fox", max_tokens=2, headway={"explain": True})
+    third = server.complete("The quick blue fox", **asked)
     assert third["headway"]["resumed_from"] == "junction"
     assert cached(third) == 10
 

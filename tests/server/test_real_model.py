@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -99,6 +100,21 @@ def test_plain_completions_report_logprobs(served: Served):
     found = answer.choices[0].logprobs
     assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset)
     assert found.token_logprobs[0] == pytest.approx(max(found.top_logprobs[0].values()), abs=1e-6)
+
+
+def test_a_loss_is_told_in_the_clients_words(served: Served):
+    """Through a tokenizer of transformers, with special tokens between the messages and characters of many bytes."""
+
+    def ask(question: str) -> Any:
+        messages = [TALK[0], {"role": "user", "content": question}]
+        body = {"cache_salt": "mine", "headway": {"explain": True}}
+        return served.client.chat.completions.create(model="tiny", messages=messages, max_tokens=1, extra_body=body)
+
+    ask("漢字: wer bist du heute?")
+    parted = ask("漢字: wer war das?").headway["losses"][-1]
+    assert parted["message"] == {"index": 1, "role": "user"}
+    assert parted["before"].endswith("<|end|><|user|>漢字: wer ")
+    assert parted["after"].startswith("war das?<|end|>")
 
 
 def test_end_tokens_come_from_the_model(served: Served):

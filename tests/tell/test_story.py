@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from headway.tell.prompt_text import Change, Place
 from headway.tell.run import Stretch
-from headway.tell.story import Eviction, Mark, Story, story_lines
+from headway.tell.story import Eviction, Mark, PlacedLoss, Story, story_lines
 
 STORY = Story(
     request=7,
@@ -24,6 +25,11 @@ STORY = Story(
     lost={"parted": 100, "evicted": 500},
     evictions=[Eviction(400, 900, 1700, "prompt_end", "evicted", 3.25), Eviction(0, 9, 9, "path", "evicted", 1.0)],
     evicted={"answer_end": 2},
+    losses=[
+        PlacedLoss("evicted", 400, 900, Place(0, "system", "You are ", "a\nclerk")),
+        PlacedLoss("parted", 900, 1000, Place()),
+    ],
+    changed=Change(900, 905, 60, Place(1, "user"), "08:31"),
 )
 
 
@@ -51,6 +57,9 @@ def test_a_story() -> None:
         "100  parted: earlier prompts go on differently from here",
         "[400, 900) evicted: the prompt_end checkpoint at 1,700 was evicted 3.2 s ago",
         "[0, 9) evicted: the path was evicted 1.0 s ago",
+        "[400, 900) evicted at message 0 (system): `You are |a\\nclerk`",
+        "changed at token 900, message 1 (user), `08:31`; 60 tokens behind it are the same as before: if what changes "
+        "stood behind them, or not at all, they could be reused",
         "To make room for it, these checkpoints were evicted elsewhere or here: 2 answer_end",
     ]
 

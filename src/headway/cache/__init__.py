@@ -4,6 +4,7 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 """
 
 from headway.cache.config import CacheConfig
+from headway.cache.index.displaced import Displaced
 from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
 from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
 from headway.cache.index.hit import Hit
@@ -41,6 +42,7 @@ __all__ = [
     "ChunkedLocal",
     "ComputeCost",
     "Counters",
+    "Displaced",
     "Event",
     "Evicted",
     "EvictionPolicy",

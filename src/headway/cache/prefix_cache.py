@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
 from headway.cache.guard import Clock, Guarded, guarded
+from headway.cache.index.displaced import find_displaced
 from headway.cache.index.edge import Edge
 from headway.cache.index.events import Event
 from headway.cache.index.explain import Explanation, Waterfall, explain_match
@@ -230,8 +231,9 @@ class PrefixCache(Guarded):
 
     @guarded
     def explain(self, prompt: Prompt) -> Explanation:
-        """What would become of every token of `prompt`. Changes nothing."""
-        return self._explain(self._lookup(prompt))
+        """What would become of every token of `prompt`, and what is known behind another text. Changes nothing."""
+        hit = self._lookup(prompt)
+        return replace(self._explain(hit), displaced=find_displaced(self._index.tree, hit.at, prompt.data))
 
     @guarded
     def path(self, prompt: Prompt) -> Path:

@@ -17,7 +17,7 @@ from headway.errors import ConfigError, TraceError
 from headway.formats.lines import Count, Line
 from headway.formats.trace import TraceBuilder
 
-__all__ = ["ChatTokenizer", "chat_tokenizer", "read_chat"]
+__all__ = ["ChatTokenizer", "chat_messages", "chat_tokenizer", "read_chat"]
 
 Messages = Sequence[dict[str, Any]]
 
@@ -40,15 +40,22 @@ class _Timed(msgspec.Struct):
 
 
 class ChatTokenizer:
-    """Turns messages into tokens."""
+    """Turns messages into tokens.
 
-    def __init__(self, encode: Callable[[str], list[int]], render: Callable[[Messages, Any], str]) -> None:
+    Attributes:
+        render: The text of a prompt, from its messages and its tools, up to where the answer begins.
+        loaded: The tokenizer of transformers; None for bytes.
+    """
+
+    def __init__(
+        self, encode: Callable[[str], list[int]], render: Callable[[Messages, Any], str], loaded: Any = None
+    ) -> None:
         """Use `render(messages, tools)` for the text of a prompt and `encode` for its tokens."""
-        self._encode, self._render = encode, render
+        self._encode, self.render, self.loaded = encode, render, loaded
 
     def prompt(self, messages: Messages, tools: Any) -> list[int]:
         """Tokens of a prompt, up to where the answer begins."""
-        return self._encode(self._render(messages, tools))
+        return self._encode(self.render(messages, tools))
 
     def text(self, text: str) -> list[int]:
         """Tokens of a text."""
@@ -85,7 +92,7 @@ def chat_tokenizer(name: str | None) -> ChatTokenizer:
             return _plain(messages, tools)
         return str(loaded.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True))
 
-    return ChatTokenizer(encode, render)
+    return ChatTokenizer(encode, render, loaded)
 
 
 def read_chat(lines: Iterator[Line], builder: TraceBuilder, tokenizer: ChatTokenizer) -> None:
@@ -111,6 +118,12 @@ def read_chat(lines: Iterator[Line], builder: TraceBuilder, tokenizer: ChatToken
             builder.add_tokens(tokens, answer, _time(line, timed), answer_tokens=timed.output_length or 0)
         except TraceError as error:
             raise line.fault("", str(error)) from None
+
+
+def chat_messages(line: Line) -> tuple[Messages, Any]:
+    """The messages and tools of a request of a chat log; no messages where its prompt is a text."""
+    request = _inner(line, "body", "request").to(_Request)
+    return request.messages or [], request.tools
 
 
 def _inner(line: Line, *names: str) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from headway.errors import ConfigError, TraceError
@@ -24,7 +24,7 @@ from headway.formats.lines import Line, read_lines
 from headway.formats.recording import read_recording, recording_width
 from headway.formats.trace import Trace, TraceBuilder
 
-__all__ = ["FORMATS", "Format", "read_trace"]
+__all__ = ["FORMATS", "Format", "read_line", "read_trace"]
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,18 @@ def read_trace(
         form.read(_some(whole, builder, limit), builder)
     trace = builder.build().head(limit) if limit else builder.build()
     return trace if trace.outputs != "recorded" or trace.has_answers else replace(trace, outputs="never")
+
+
+def read_line(path: str | Path, ordinal: int) -> Line:
+    """One object of a trace, by its number.
+
+    Raises:
+        TraceError: There is none.
+    """
+    found = next(islice(chain.from_iterable(read_lines(file) for file in _files(Path(path))), ordinal, None), None)
+    if found is None:
+        raise TraceError(f"{path}: there is no object {ordinal:,}: has the file changed?")
+    return found
 
 
 def _some(lines: Iterator[Line], builder: TraceBuilder, limit: int | None) -> Iterator[Line]:

@@ -53,6 +53,7 @@ class Trace:
         answer_offsets: int64 [R + 1], where each answer begins in `answers`; all 0 where there are none.
         boundaries: int64 [B], tokens before each message boundary of the prompts, where the trace has them.
         boundary_offsets: int64 [R + 1], where those of each prompt begin in `boundaries`.
+        ordinals: int64 [R], the number of each request in what the trace was read from.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Trace:
     answer_offsets: Longs
     boundaries: Longs
     boundary_offsets: Longs
+    ordinals: Longs
 
     def __len__(self) -> int:
         """Requests."""
@@ -109,6 +111,7 @@ class Trace:
             answer_offsets=self.answer_offsets[: n + 1],
             boundaries=self.boundaries[: self.boundary_offsets[n]],
             boundary_offsets=self.boundary_offsets[: n + 1],
+            ordinals=self.ordinals[:n],
         )
 
     def cut_answers(self, tokens: int | None) -> Trace:
@@ -258,7 +261,7 @@ class TraceBuilder:
         symbols, offsets = np.array(self._symbols, dtype=np.int32), np.array(self._ends)
         answers, answer_offsets = np.array(self._answers, dtype=np.int32), np.array(self._answer_ends)
         boundaries, boundary_offsets = np.array(self._boundaries, dtype=np.int64), np.array(self._boundary_ends)
-        prompts, outputs = np.array(self._prompts), np.array(self._outputs)
+        prompts, outputs, order = np.array(self._prompts), np.array(self._outputs), np.arange(len(times))
         if (times[1:] < times[:-1]).any():
             order = np.argsort(times, kind="stable")
             symbols, offsets = _reorder(symbols, offsets, order)
@@ -279,6 +282,7 @@ class TraceBuilder:
             answer_offsets,
             boundaries,
             boundary_offsets,
+            order,
         )
 
     def _close(self, prompt_tokens: int, answer_tokens: int, time: float, boundaries: Sequence[int] = ()) -> None:

@@ -7,7 +7,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -76,8 +76,8 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
 
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)
-    app.include_router(_open_routes(engine, metrics, keyed=options.api_key is not None))
-    app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_key))])
+    app.include_router(_open_routes(engine, metrics, keyed=bool(options.api_keys)))
+    app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_keys))])
     return RequestIds(app)  # around everything: a response to a fault of ours has an id as well
 
 
@@ -165,11 +165,16 @@ def _api_routes(service: GenerationService) -> APIRouter:
     return router
 
 
-def _key_check(api_key: str | None) -> Any:
+def _key_check(api_keys: Sequence[str]) -> Any:
+    """What lets in whoever sends one of `api_keys`, and says in the request's state which."""
+
     async def check(request: Request) -> None:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        fits = api_key is None or hmac.compare_digest(given.strip().encode("latin-1"), api_key.encode())
-        if api_key is not None and not (fits and scheme.lower() == "bearer"):
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        given = sent.strip().encode("latin-1")
+        fits = [hmac.compare_digest(given, key.encode()) for key in api_keys]  # all, so that time is equal
+        if any(fits) and scheme.lower() == "bearer":
+            request.state.api_key = api_keys[fits.index(True)]
+        elif api_keys:
             raise RequestError(
                 "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", None, "invalid_api_key"
             )

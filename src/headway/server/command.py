@@ -22,7 +22,7 @@ from headway.option_records import option, with_records
 from headway.runtime.sources import resolve_source
 from headway.server.logs import LOG_FORMATS, LOG_LEVELS, set_up_logging
 from headway.server.recorder import Recorder, check_recording
-from headway.sizes import parse_bytes
+from headway.sizes import counted, parse_bytes
 
 if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
     from headway.engine.build import BuiltEngine
@@ -32,6 +32,9 @@ if TYPE_CHECKING:  # what imports torch is imported where it is used, after the 
 __all__ = ["serve"]
 
 logger = logging.getLogger(__name__)
+
+_EXPLAIN = ("off", "own", "all")
+"""What `--explain` may be."""
 
 _ModelSource = Annotated[
     str | None, typer.Argument(help="A directory, a hub id, or nothing for the small built-in model.")
@@ -47,7 +50,21 @@ class _ServerFlags:
 
     host: Annotated[str, option(_SERVER, "Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
     port: Annotated[int, option(_SERVER, "Port to listen on; 0 for any that is free.", min=0, max=65535)] = 8000
-    api_key: Annotated[str | None, option(_SERVER, "Key that clients must send.", envvar="HEADWAY_API_KEY")] = None
+    api_key: Annotated[
+        list[str] | None,
+        option(_SERVER, "Key that clients must send; give it again for more keys.", envvar="HEADWAY_API_KEY"),
+    ] = None
+    salt_by_key: Annotated[
+        bool, option(_SERVER, "Requests share prefixes only with those of the same key.", "--salt-by-key")
+    ] = False
+    explain: Annotated[
+        str,
+        option(
+            _SERVER,
+            "To whom it is told in full why no more of a prompt was reused: off (nobody is told), own (to prompts with "
+            "a salt; others learn what they resumed at), all (all clients trust each other).",
+        ),
+    ] = "own"
     served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
     grace: Annotated[
         int,
@@ -70,6 +87,19 @@ class _ServerFlags:
         str, option(_SERVER, f"{' or '.join(LOG_FORMATS)}: one object per line, with the id of its request.")
     ] = "text"
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, before the model is loaded.
+
+        Raises:
+            ConfigError: The message names the option and what to change.
+        """
+        if self.explain not in _EXPLAIN:
+            raise ConfigError(f"--explain {self.explain!r} is not one of {', '.join(_EXPLAIN)}")
+        if self.salt_by_key and not self.api_key:
+            raise ConfigError("--salt-by-key keeps the prompts of each key apart, and there is no key: add --api-key")
+        if not all(self.api_key or ()):
+            raise ConfigError("--api-key is empty: give a key, or leave it out to let everybody in")
+
 
 _RECORD = "Recording"
 
@@ -87,7 +117,10 @@ class _RecordFlags:
     ] = "hashes"
 
 
-_EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "headway": {"explain": true}}'
+_EXAMPLE = (
+    '{"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, "cache_salt": "me", '
+    '"headway": {"explain": true}}'
+)
 
 
 @with_records
@@ -106,6 +139,8 @@ def serve(
     """
     body_limit = parse_bytes(max_body)
     check_recording(recording.record, recording.record_form)  # before the model is loaded
+    if server.salt_by_key and recording.record is not None and recording.record_form == "tokens":
+        raise ConfigError("--record-form tokens leaves out salted prompts, all with --salt-by-key: record hashes")
     console = Console(stderr=True, quiet=server.log_format == "json")
     set_up_logging(server.log_level, server.log_format, console)
     listener = _bind(server.host, server.port)  # before the model is loaded: that may take minutes
@@ -140,7 +175,10 @@ def _build(model: str | None, config: EngineConfig, console: Console, *, hints: 
 def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: Recorder | None) -> ServerOptions:
     from headway.server.service import ServerOptions
 
-    return ServerOptions(name, flags.api_key, body_limit, recorder, flags.client_timeout)
+    keys = tuple(flags.api_key or ())
+    return ServerOptions(
+        name, keys, body_limit, recorder, flags.explain, flags.salt_by_key, client_timeout=flags.client_timeout
+    )
 
 
 def _raise_descriptor_limit() -> None:
@@ -188,14 +226,16 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     if options.recorder is not None:
         console.print(f"  recording to {options.recorder.path}")
     if built.drafts is not None:
-        console.print(f"  drafts: {built.drafts.name}, up to {built.drafts.most} tokens, judged by {config.draft_rule}")
+        console.print(
+            f"  drafts: {built.drafts.name}, up to {counted(built.drafts.most, 'token')}, judged by {config.draft_rule}"
+        )
     console.print(f"  checkpoints at: {', '.join(config.placement)}")
     console.print(f"  evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     if console.quiet:
         logger.info("serving %s at http://%s:%d", options.model_name, shown, port)
-    key = "" if options.api_key is None else " -H 'Authorization: Bearer KEY'"
+    key = "" if not options.api_keys else " -H 'Authorization: Bearer KEY'"
     console.print("\nCall it, and call it again to see cached_tokens:\n")
     console.print(
         f"  curl -s http://{shown}:{port}/v1/completions{key} -H 'Content-Type: application/json' \\\n"

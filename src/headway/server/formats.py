@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headway.cache import Loss, Reason
 from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
-from headway.server.prompts import PreparedPrompt
 
-__all__ = ["ChatFormat", "Choice", "CompletionFormat", "Format", "headway_report", "usage"]
+__all__ = ["ChatFormat", "Choice", "CompletionFormat", "Format", "usage"]
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -35,49 +33,6 @@ def usage(prompts: Sequence[Sequence[RequestResult]]) -> dict[str, Any]:
             "rejected_prediction_tokens": drafted - accepted,
         }
     return counts
-
-
-def headway_report(prompt: PreparedPrompt, result: RequestResult) -> dict[str, Any]:
-    """Why no more of a prompt was reused, and when things happened: the `headway` object of a response."""
-    explanation, timings = result.explanation, result.timings
-    losses = () if explanation is None else _for_clients(explanation.losses)
-    return {
-        "prompt_tokens": result.prompt_tokens,
-        "cached_tokens": result.cached_tokens,
-        "resumed_from": result.resumed_from or None,
-        "matched_tokens": 0 if explanation is None else explanation.matched,
-        "losses": [
-            {
-                "reason": loss.reason.value,
-                "start": loss.start,
-                "stop": loss.stop,
-                "detail": "" if loss.detail is None else str(loss.detail),
-            }
-            for loss in losses
-        ],
-        "boundaries": list(prompt.boundaries),
-        "breakpoints": list(prompt.breakpoints),
-        "preemptions": result.preemptions,
-        "seconds": {
-            "queue": _rounded(timings.queue),
-            "first_token": _rounded(timings.to_first_token),
-            "total": _rounded(timings.total),
-        },
-    }
-
-
-def _for_clients(losses: Sequence[Loss]) -> Sequence[Loss]:
-    """The losses without what would tell a client what others have sent: a salt keeps that apart, so must the report.
-
-    Operators see it in the metrics, summed over all requests.
-    """
-    if not losses or losses[0].reason is not Reason.OTHER_NAMESPACE:
-        return losses
-    return [Loss(Reason.NOTHING_MATCHED, losses[0].start, losses[-1].stop)]
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
 
 
 @dataclass

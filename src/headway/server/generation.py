@@ -9,6 +9,7 @@ from headway.errors import RequestError
 from headway.runtime.interface import SamplingParams
 from headway.server.prompts import PreparedPrompt
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
+from headway.sizes import counted
 
 __all__ = ["generation_requests"]
 
@@ -66,14 +67,15 @@ def _max_tokens(request: GenerationFields, prompt: int, model_limit: int) -> int
     room = model_limit - prompt
     if given is not None and given > room >= 1:
         raise RequestError(
-            f"{name} is {given} and the prompt has {prompt} tokens, but this server allows {model_limit} of both "
-            f"together: ask for at most {room}",
+            f"{name} is {given} and the prompt has {counted(prompt, 'token')}, but this server allows {model_limit} of "
+            f"both together: ask for at most {room}",
             name,
             "context_length_exceeded",
         )
     if room < 1:
         raise RequestError(
-            f"the prompt has {prompt} tokens, and this server allows {model_limit} of prompt and answer together",
+            f"the prompt has {counted(prompt, 'token')}, and this server allows {model_limit} of prompt and answer "
+            f"together",
             "messages" if isinstance(request, ChatRequest) else "prompt",
             "context_length_exceeded",
         )

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from headway.engine.tokenizer import TextTokenizer
 from headway.errors import RequestError
 from headway.server.protocol import ChatRequest, CompletionRequest, Message
+from headway.tell.prompt_text import common_start
 
-__all__ = ["PreparedPrompt", "prepare_chat", "prepare_completions"]
+__all__ = ["PreparedPrompt", "plain_message", "prepare_chat", "prepare_completions"]
 
 _MAX_ANSWERS = 256
 """Answers that one request may ask for."""
@@ -106,7 +107,7 @@ def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer, longest: int | 
         raise RequestError("this model has no chat template; use /v1/completions", "messages", "chat_template_missing")
     options = _template_options(request)
     _refuse_many_marks(request.messages)
-    messages = [_plain(message, message.parts()) for message in request.messages]
+    messages = [plain_message(message, message.parts()) for message in request.messages]
     try:
         text = tokenizer.render(messages, answer=True, options=options)
     except Exception as error:
@@ -162,7 +163,7 @@ def _prepare_text(prompt: str | list[int], echo: bool, tokenizer: TextTokenizer)
     return PreparedPrompt(np.array(prompt, dtype=np.int32), tokenizer.decode(prompt) if echo else "")
 
 
-def _plain(message: Message, parts: Sequence[str]) -> dict[str, Any]:
+def plain_message(message: Message, parts: Sequence[str]) -> dict[str, Any]:
     """A message as templates expect it."""
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {"role": role, "content": "\n".join(parts)}
@@ -203,9 +204,9 @@ def _marked_ends(
         if not isinstance(message.content, str):
             cuts += [j for j, part in enumerate(message.content, start=1) if part.cache_control is not None]
         for cut in cuts:
-            shortened = [*messages[:i], _plain(message, message.parts()[:cut])]
+            shortened = [*messages[:i], plain_message(message, message.parts()[:cut])]
             rendered = _try_render(shortened, tokenizer, options)
-            ends.add(_common_start(rendered or "", text))
+            ends.add(common_start(rendered or "", text))
     return ends - {0}
 
 
@@ -235,15 +236,3 @@ def _positions(
 
 def _common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
-def _common_start(left: str, right: str) -> int:
-    """As `_common_prefix`, for long texts: by bisection, so that whole stretches are compared at once."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -21,17 +23,19 @@ from starlette.types import Receive, Scope, Send
 from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextTokenizer
 from headway.errors import HeadwayError, RequestError
 from headway.server.errors import error_body, log_failure
-from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, headway_report, usage
+from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
 from headway.server.generation import generation_requests
 from headway.server.pins import PinIds
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
+from headway.server.report import headway_report, prompt_text
 from headway.server.tokenizing import TokenizingThreads
 
 __all__ = ["GenerationService", "ServerOptions"]
 
 T = TypeVar("T")
+BodyT = TypeVar("BodyT", bound=GenerationFields)
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,20 @@ class ServerOptions:
 
     Attributes:
         model_name: Under which the model is served.
-        api_key: What clients must send as bearer token; None lets everybody in.
+        api_keys: One of which clients must send as bearer token; empty lets everybody in.
         max_body_bytes: Largest body of a request.
         recorder: Records what is asked and answered; None for no recording. The application closes it.
+        explain: To whom explanations are told in full, "off", "own" (to prompts with a salt) or "all".
+        salt_by_key: Requests share prefixes with those of the same key only.
         client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
     """
 
     model_name: str
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 1024**2
     recorder: Recorder | None = None
+    explain: str = "own"
+    salt_by_key: bool = False
     client_timeout: float = 60.0
 
 
@@ -60,9 +68,8 @@ class _Job:
     format: Format
     prompts: Sequence[PreparedPrompt]
     handles: Sequence[RequestHandle]
-    explain: bool
+    tell: Callable[[PreparedPrompt, Sequence[RequestResult]], Awaitable[dict[str, Any]]]
     include_usage: bool
-    pins: PinIds
     choices: list[Choice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,12 +86,9 @@ class _Job:
         """Token counts of all answers."""
         return usage(self.results)
 
-    def report(self) -> dict[str, Any]:
-        """The `headway` member of the response, if it was asked for: for one prompt its report, for several a list."""
-        reports = [
-            (headway_report(prompt, answers[0]) if self.explain else {}) | self.pins.tell(answers)
-            for prompt, answers in zip(self.prompts, self.results, strict=True)
-        ]
+    async def report(self) -> dict[str, Any]:
+        """The `headway` member of the response, if there is one: for one prompt its report, for several a list."""
+        reports = [await self.tell(prompt, answers) for prompt, answers in zip(self.prompts, self.results, strict=True)]
         if not any(reports):
             return {}
         return {"headway": reports[0] if len(reports) == 1 else {"prompts": reports}}
@@ -112,7 +116,7 @@ class GenerationService:
 
     async def chat(self, body: ChatRequest, http: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        self._check_model(body)
+        body = self._admit(body, http)
         longest, size = self.engine.max_model_len, sum(len(part) for m in body.messages for part in m.parts())
         prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer, longest), size, body, http)
         form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
@@ -120,7 +124,7 @@ class GenerationService:
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Answer `POST /v1/completions`."""
-        self._check_model(body)
+        body = self._admit(body, http)
         longest, given = self.engine.max_model_len, body.prompt
         size = len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
         prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer, longest), size, body, http)
@@ -128,7 +132,8 @@ class GenerationService:
         form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
         return await self._answer(body, prompts, form, http)
 
-    def _check_model(self, body: GenerationFields) -> None:
+    def _admit(self, body: BodyT, http: Request) -> BodyT:
+        """Check what the options of the server have a say in; a key's own salt becomes part of the request's."""
         if body.model is not None and body.model != self.options.model_name:
             raise RequestError(
                 f"the model {body.model!r} is not served here; {self.options.model_name!r} is",
@@ -137,6 +142,29 @@ class GenerationService:
             )
         if body.stream_options is not None and not body.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
+        if body.headway.explain and self.options.explain == "off":
+            raise RequestError(
+                "this server explains nothing (--explain off)", "headway.explain", "unsupported_parameter"
+            )
+        if self.options.salt_by_key:
+            salt = hashlib.sha256(http.state.api_key.encode()).hexdigest() + (body.cache_salt or "")
+            return body.model_copy(update={"cache_salt": salt})
+        return body
+
+    def _tells_in_full(self, body: ChatRequest | CompletionRequest) -> bool:
+        return self.options.explain == "all" or bool(body.cache_salt)
+
+    async def _tell(
+        self, body: ChatRequest | CompletionRequest, prompt: PreparedPrompt, answers: Sequence[RequestResult]
+    ) -> dict[str, Any]:
+        """What the client is told beside the answers to a prompt: what became of its pin, and why, if it asked."""
+        told = self.pins.tell(answers)
+        if not body.headway.explain:
+            return told
+        everything, in_full = self.options.explain == "all", self._tells_in_full(body)
+        text = prompt_text(body, prompt, self._tokenizer)
+        work = partial(headway_report, prompt, answers[0], text, told_in_full=in_full, everything=everything)
+        return await self._tokenizing.run(work, len(prompt.text), body.user or body.cache_salt or "") | told
 
     async def _tokenize(self, work: Callable[[], T], size: int, body: GenerationFields, http: Request) -> T:
         """Run `work`, which tokenises `size` characters.
@@ -160,17 +188,20 @@ class GenerationService:
         handles: list[RequestHandle] = []
         try:
             for prompt in prompts:
-                handles += self.engine.submit_group(generation_requests(body, prompt, self.engine))
+                requests = generation_requests(body, prompt, self.engine)
+                explain = body.headway.explain and self._tells_in_full(body)
+                requests[0] = replace(requests[0], explain=explain)  # the report is of the first answer
+                handles += self.engine.submit_group(requests)
         except BaseException:
             _abort(handles)
             raise
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        job = _Job(form, prompts, handles, body.headway.explain, include_usage, self.pins)
+        job = _Job(form, prompts, handles, partial(self._tell, body), include_usage)
         if body.stream:
             return _EventStream(job)
         with _aborting(handles):
             if await _unless_gone(_collect(job), http.receive):
-                return JSONResponse(form.whole(job.choices, job.totals()) | job.report())
+                return JSONResponse(form.whole(job.choices, job.totals()) | await job.report())
         return Response(status_code=499)  # nobody is there to read it
 
 
@@ -213,9 +244,9 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any] | str, None]:
                 if delta.text or delta.logprobs or delta.result:
                     chunk = job.format.chunk(index, delta)
                     last = open_choices == 0 and delta.result is not None and not job.include_usage
-                    yield chunk | {"usage": job.totals()} | job.report() if last else chunk
+                    yield chunk | {"usage": job.totals()} | await job.report() if last else chunk
         if job.include_usage:
-            yield job.format.closing(job.totals()) | job.report()
+            yield job.format.closing(job.totals()) | await job.report()
         yield "[DONE]"
     except HeadwayError as error:
         log_failure(error)

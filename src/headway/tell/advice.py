@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from headway.sizes import format_bytes
+from headway.sizes import counted, format_bytes
 from headway.tell.engines import VERSIONS, WATCH, Setup, flags
 from headway.tell.facts import RunFacts, facts_of
 from headway.tell.labels import memory_text
@@ -106,8 +106,8 @@ def split_of(run: RunRecord) -> float:
 def _now(found: Study) -> Iterator[str]:
     run, facts = found.today.run, found.today.facts
     yield (
-        f"{facts.requests:,} requests, {run.result.whole.prompt_tokens:,} prompt tokens; {run.model.name}, "
-        f"tp {run.layout['tp']}, {memory_text(run)} per rank for the cache."
+        f"{counted(facts.requests, 'request')}, {counted(run.result.whole.prompt_tokens, 'prompt token')}; "
+        f"{run.model.name}, tp {run.layout['tp']}, {memory_text(run)} per rank for the cache."
     )
     yield ""
     yield (

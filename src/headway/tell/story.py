@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headway.sizes import counted
+from headway.tell.prompt_text import Change, Place
 from headway.tell.reasons import MEANING, REMEDIES, UNSAVABLE
 from headway.tell.run import Stretch
 
-__all__ = ["Eviction", "Mark", "Story", "story_lines"]
+__all__ = ["Eviction", "Mark", "PlacedLoss", "Story", "story_lines"]
 
 _MOST_MARKS, _MOST_STRETCHES = 40, 16
 
@@ -57,6 +59,23 @@ class Eviction:
 
 
 @dataclass(frozen=True)
+class PlacedLoss:
+    """Tokens [start, stop) of the prompt that were not reused, and where they begin.
+
+    Attributes:
+        reason: Why: a line of the waterfall.
+        start: First token.
+        stop: Token after the last.
+        place: The message and the characters around `start`, where the trace has text.
+    """
+
+    reason: str
+    start: int
+    stop: int
+    place: Place
+
+
+@dataclass(frozen=True)
 class Story:
     """One request.
 
@@ -73,6 +92,8 @@ class Story:
         lost: Tokens lost, by line of the waterfall.
         evictions: What had been there of the tokens lost, and why it went.
         evicted: Checkpoints that had to make room for it, by kind.
+        losses: What was lost, by place, as the cache finds it before the request runs.
+        changed: What changed in front of text that is known; None where nothing did, or where the trace has blocks.
     """
 
     request: int
@@ -87,14 +108,16 @@ class Story:
     lost: dict[str, int]
     evictions: list[Eviction]
     evicted: dict[str, int]
+    losses: list[PlacedLoss]
+    changed: Change | None
 
 
 def story_lines(story: Story, name: str) -> Iterator[str]:
     """A story as lines of text."""
     share = story.hit_tokens / story.prompt_tokens
     yield (
-        f"Request {story.request:,} of {name}: {story.prompt_tokens:,} prompt tokens, {story.answer_tokens:,} of "
-        f"answer, arrives at {story.time:,.1f} s"
+        f"Request {story.request:,} of {name}: {counted(story.prompt_tokens, 'prompt token')}, "
+        f"{story.answer_tokens:,} of answer, arrives at {story.time:,.1f} s"
     )
     source = f" from a {story.resumed_from} checkpoint" if story.resumed_from not in ("", "path") else ""
     yield (
@@ -116,6 +139,11 @@ def story_lines(story: Story, name: str) -> Iterator[str]:
         what = "the path" if lost.kind == "path" else f"the {lost.kind} checkpoint at {lost.position:,}"
         place = f"[{lost.start:,}, {lost.stop:,})"
         yield f"             {place} evicted: {what} was {lost.cause} {lost.ago:,.1f} s ago"
+    for loss in story.losses:
+        if place := str(loss.place):
+            yield f"             [{loss.start:,}, {loss.stop:,}) {loss.reason} at {place}"
+    if story.changed is not None:
+        yield f"             {story.changed}"
     if story.evicted:
         gone = ", ".join(f"{count:,} {kind}" for kind, count in story.evicted.items())
         yield ""

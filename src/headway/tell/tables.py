@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.sizes import counted
 from headway.tell.comparison import Comparison
 from headway.tell.facts import RunFacts
 from headway.tell.latency import Latency
@@ -50,7 +51,9 @@ def rates(result: ReplayResult, cache: str) -> Table:
         if future is not None:
             rows.append([f"{half}: knowing the future", *_rates(future)])
         rows.append([f"{half}: endless memory", f"{ours.endless_hit_rate:.1%}", "", f"{ours.endless_compute:.1%}"])
-    title = f"{result.trace}: {result.whole.requests:,} requests, {result.whole.prompt_tokens:,} tokens"
+    title = (
+        f"{result.trace}: {counted(result.whole.requests, 'request')}, {counted(result.whole.prompt_tokens, 'token')}"
+    )
     bold = [number for number, row in enumerate(rows) if row[0].endswith(f": {cache}")]
     return Table(title, ("", "tokens reused", "requests hit", "compute saved"), rows, bold)
 
@@ -86,7 +89,7 @@ def prefixes(facts: RunFacts, most: int) -> Table:
         ]
         for s in found.worst[:most]
     ]
-    title = f"Shared prefixes that lose most ({found.stretches:,} lose {found.lost_tokens:,} tokens in all)"
+    title = f"Shared prefixes that lose most ({found.stretches:,} lose {counted(found.lost_tokens, 'token')} in all)"
     return Table(title, head, rows)
 
 
@@ -106,7 +109,7 @@ def latency(found: Latency) -> Table:
         f"{found.computed_tokens:,.0f} tokens computed and {found.answer_tokens:,.0f} answered a second, busy "
         f"{found.busy:.0%} of {format_seconds(found.seconds)}; {found.preemptions:,} preemptions"
     )
-    title = f"What requests would wait for, estimated ({found.requests:,} requests)"
+    title = f"What requests would wait for, estimated ({counted(found.requests, 'request')})"
     return Table(title, ("", "half", "90%", "95%", "99%", "mean"), rows, note=note)
 
 
@@ -125,7 +128,7 @@ def runs(found: Comparison, *, brief: bool = False) -> Table:
             del row[2]  # requests hit
     estimate = next((run.result.latency.estimate for run in found.runs if run.result.latency), "")
     note = f"times are estimates: {estimate}" if estimate else ""
-    title = f"{found.runs[0].result.trace}: {len(found.runs)} runs"
+    title = f"{found.runs[0].result.trace}: {counted(len(found.runs), 'run')}"
     return Table(title, head, rows, () if found.alone else (found.best,), note)
 
 
@@ -138,7 +141,9 @@ def _times(found: Latency | None) -> list[str]:
 
 def _largest_loss(facts: RunFacts) -> str:
     lost = [f"{facts.loss.name} {facts.loss.share:.1%}"] if facts.loss else []
-    return "; ".join(lost + ([f"{facts.refused_requests:,} requests refused"] if facts.refused_requests else []))
+    return "; ".join(
+        lost + ([f"{counted(facts.refused_requests, 'request')} refused"] if facts.refused_requests else [])
+    )
 
 
 def reasons(found: Comparison) -> Table:

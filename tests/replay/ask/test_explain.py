@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,3 +135,47 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run("-n", "40")
     assert code == 2
     assert "requests 0 to 39" in err
+
+
+def chats(clock_first: bool) -> str:
+    """Twenty chats of a constant system prompt, with a clock in front of it or in the question."""
+    constant, lines = "".join(chr(97 + i * i % 26) for i in range(2000)), []
+    for i in range(20):
+        clock = f"Now 2026-11-30 08:{i + 12}. "
+        system, user = (clock + constant, f"q{i}") if clock_first else (constant, f"{clock}q{i}")
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        lines.append(json.dumps({"timestamp": 100 - i, "messages": messages, "response": "ok"}))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("model", ["qwen3.6-27b", "gpt-oss-20b"])
+def test_a_chat_log_is_told_in_its_own_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    """RPT-09: a clock in front of a stable prompt. RPT-10: which text parted, and in which message."""
+    log = tmp_path / "chats.jsonl"
+    told = {}
+    for clock_first in (True, False):
+        log.write_text(chats(clock_first))
+        options = ["--tokenizer", "bytes", "--model", model, "--memory", "20GB"]
+        with pytest.raises(SystemExit):
+            main(["explain", str(log), *options, "-n", "19", "--json"])
+        told[clock_first] = json.loads(capsys.readouterr().out)
+    first, moved = told[True], told[False]
+    changed, parted = first["changed"], first["losses"][-1]
+    assert (changed["start"], changed["stop"], changed["text"]) == (29, 30, "08:12"), "times descend"
+    assert (changed["place"]["index"], changed["place"]["role"]) == (0, "system")
+    assert changed["same_tokens"] == len(". ") + 2000 + len("\n<|user|>q")
+    assert parted["reason"] == "parted"
+    assert (parted["place"]["before"][-4:], parted["place"]["after"][:4]) == ("08:1", "2. a")
+    assert moved["hit_tokens"] > 2000
+    assert moved["changed"] is None
+    place = moved["losses"][-1]["place"]
+    assert (place["index"], place["role"]) == (1, "user")
+
+
+def test_tokens_without_text_are_told_by_position() -> None:
+    builder = TraceBuilder("made", "test", 1)
+    for clock in range(3):
+        builder.add_tokens([*range(28), 1000 + clock, *range(100, 200)], [], clock)
+    story = story_of(builder.build(), CONFIG, 2)
+    assert "changed at token 28; 100 tokens behind it are the same as before" in said(story)
+    assert story_of(TRACE, CONFIG, 2).changed is None

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from headway.cache.index.displaced import Displaced
 from headway.cache.index.edge import Match
 from headway.cache.policy.reuse import PATH
+from headway.sizes import counted
 
 __all__ = ["Evicted", "Explanation", "Loss", "Reason", "Waterfall", "explain_match"]
 
@@ -99,12 +101,15 @@ class Explanation:
         hit_tokens: Tokens reused.
         matched: Tokens that follow a known path.
         losses: Lines that cover [hit_tokens, prompt_tokens), ascending, without gap or overlap.
+        displaced: Tokens among those lost that are known behind another text than here; looked for only where somebody
+            asks for an explanation, so None on a lease.
     """
 
     prompt_tokens: int
     hit_tokens: int
     matched: int
     losses: tuple[Loss, ...]
+    displaced: Displaced | None = None
 
     @property
     def reasons(self) -> frozenset[Reason]:
@@ -118,11 +123,13 @@ class Explanation:
 
     def __str__(self) -> str:
         """A sentence per line."""
-        lines = [f"{self.hit_tokens} of {self.prompt_tokens} tokens reused, {self.matched} follow a known path"]
+        length = counted(self.prompt_tokens, "token")
+        lines = [f"{self.hit_tokens:,} of {length} reused, {self.matched:,} follow a known path"]
         for loss in self.losses:
             tail = "" if loss.detail is None else f" ({loss.detail})"
-            lines.append(f"  [{loss.start}, {loss.stop}) {loss.reason.value}: {loss.stop - loss.start} tokens{tail}")
-        return "\n".join(lines)
+            place = f"[{loss.start:,}, {loss.stop:,})"
+            lines.append(f"  {place} {loss.reason.value}: {counted(loss.stop - loss.start, 'token')}{tail}")
+        return "\n".join(lines if self.displaced is None else [*lines, f"  {self.displaced}"])
 
 
 @dataclass

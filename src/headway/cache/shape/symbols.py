@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headway.cache.shape import checks
 from headway.cache.shape.checks import TokenIds
 from headway.errors import LeaseError
+from headway.sizes import counted
 
 __all__ = ["Media", "SymbolTable", "Symbols"]
 
@@ -126,7 +127,7 @@ class SymbolTable:
                 raise LeaseError(f"media must be Media(start, length, content) with whole numbers, not {item!r}")
             stop = item.start + item.length
             if item.start < 0 or item.length < 1 or stop > len(symbols):
-                raise LeaseError(f"media at [{item.start}, {stop}) lies outside {len(symbols)} tokens")
+                raise LeaseError(f"media at [{item.start}, {stop}) lies outside {counted(len(symbols), 'token')}")
             if item.start < end:
                 raise LeaseError(f"media at [{item.start}, {stop}) overlaps another that ends at {end}")
             symbols[item.start : stop] = self._symbol(item.content, item.length)

@@ -16,6 +16,7 @@ from headway.cache import CacheGeometry, PrefixCache
 from headway.engine.config import EngineConfig
 from headway.engine.request import GenerationRequest
 from headway.errors import ConfigError, RequestError, UnservableError
+from headway.sizes import counted
 
 __all__ = ["fits_beside", "length_limit", "longest_servable", "require_servable"]
 
@@ -47,7 +48,7 @@ def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | No
         )
     if fits < limit and config.max_model_len is not None:
         raise ConfigError(
-            f"the memory for the cache holds {fits} tokens of one request, less than the max_model_len of "
+            f"the memory for the cache holds {counted(fits, 'token')} of one request, less than the max_model_len of "
             f"{config.max_model_len}; raise --memory or lower --max-model-len"
         )
     return fits
@@ -97,8 +98,8 @@ def require_servable(request: GenerationRequest, cache: PrefixCache, vocabulary:
         raise RequestError(f"max_tokens is {request.max_tokens}, it must be at least 1", "max_tokens")
     if length + request.max_tokens > max_model_len:
         raise RequestError(
-            f"the prompt has {length} tokens and the answer may have {request.max_tokens}, together more than the "
-            f"{max_model_len} that this server allows; shorten the prompt or lower max_tokens",
+            f"the prompt has {counted(length, 'token')} and the answer may have {request.max_tokens}, together more "
+            f"than the {max_model_len} that this server allows; shorten the prompt or lower max_tokens",
             "prompt",
             "context_length_exceeded",
         )
@@ -109,7 +110,7 @@ def require_servable(request: GenerationRequest, cache: PrefixCache, vocabulary:
     needed = cache.geometry.peak_blocks(length + request.max_tokens)
     if needed > cache.config.blocks:
         raise UnservableError(
-            f"the request needs {needed} blocks and the pool has {cache.config.blocks}; shorten the prompt, "
+            f"the request needs {counted(needed, 'block')} and the pool has {cache.config.blocks}; shorten the prompt, "
             f"lower max_tokens, or give the server more --memory",
             needed,
             cache.config.blocks,

@@ -305,6 +305,8 @@ class Scheduler:
     def _admit(self) -> RunningRequest | None:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
+        asked = request.request.explain and request.cached_tokens is None
+        displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
         try:
             lease = self.cache.lease(self._prompt(request), request.hit)
         except UnservableError as error:
@@ -319,6 +321,8 @@ class Scheduler:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
             request.explanation = lease.explanation
             request.timings.admitted = self._clock()
+        if displaced is not None:
+            request.explanation = replace(lease.explanation, displaced=displaced)
         self.counters.count_admission(request, first, lease.hit.tokens)
         self._queue.charge(request.user, request.known - lease.hit.tokens)
         self.running.append(request)

@@ -18,9 +18,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from headway.cache import CheckpointRemoved, CheckpointStored, Event, Path
+from headway.cache import CheckpointRemoved, CheckpointStored, Displaced, Event, Path
+from headway.engine import HubTokenizer
 from headway.errors import ConfigError
 from headway.formats import Trace
+from headway.formats.chat import chat_messages, chat_tokenizer
+from headway.formats.read import read_line
 from headway.option_records import with_records
 from headway.replay.ask import options as opt
 from headway.replay.ask.progress import replaying
@@ -30,8 +33,9 @@ from headway.replay.replay import replay_trace
 from headway.replay.run.ledger import Progress
 from headway.replay.run.order import PausedRun
 from headway.replay.trace.prefixes import number_prefixes, read_outputs, sequences
+from headway.tell.prompt_text import Change, Place, PromptText
 from headway.tell.run import Stretch
-from headway.tell.story import Eviction, Mark, Story, story_lines
+from headway.tell.story import Eviction, Mark, PlacedLoss, Story, story_lines
 
 __all__ = ["explain", "story_of"]
 
@@ -74,8 +78,9 @@ def explain(
     requests = source.load()
     if request is None:
         request = _telling_request(requests, config)
+    text = _text_of(source, requests, request)
     with replaying(max(1, request)) as progress:
-        story = story_of(requests, config, request, progress)
+        story = story_of(requests, config, request, progress, text)
     if as_json:
         typer.echo(json.dumps(asdict(story), indent=2))
         return
@@ -91,7 +96,25 @@ def _telling_request(requests: Trace, config: ReplayConfig) -> int:
     return worst[0].last_request if worst else 0
 
 
-def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progress | None = None) -> Story:
+def _text_of(source: opt.TraceChoice, trace: Trace, request: int) -> PromptText | None:
+    """The prompt of a request as its client knows it, where the trace is a log of chats."""
+    if source.trace is None or trace.format != "chat" or not 0 <= request < len(trace):
+        return None
+    messages, tools = chat_messages(read_line(source.trace, int(trace.ordinals[request])))
+    words, tokens = chat_tokenizer(source.tokenizer), trace.prompt(request).tolist()
+    piece = (lambda token: bytes([token])) if words.loaded is None else HubTokenizer(words.loaded).piece
+    return PromptText(
+        tokens, piece, words.render(messages, tools), messages, lambda changed: words.render(changed, tools)
+    )
+
+
+def story_of(
+    trace: Trace,
+    config: ReplayConfig,
+    request: int,
+    progress: Progress | None = None,
+    text: PromptText | None = None,
+) -> Story:
     """Run a trace up to a request, and tell what becomes of it.
 
     Args:
@@ -99,6 +122,7 @@ def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progres
         config: What it is replayed against.
         request: Number of the request, from 0.
         progress: Called now and then with the requests done and the requests to do.
+        text: The prompt's text, where it is known.
 
     Raises:
         ConfigError: No such request, a preset of another engine, or a configuration that cannot work.
@@ -137,7 +161,20 @@ def story_of(trace: Trace, config: ReplayConfig, request: int, progress: Progres
             if (went := loss.detail)
         ],
         evicted=dict(sorted(evicted.items())),
+        losses=[
+            PlacedLoss(loss.reason.value, start, tokens(loss.stop), text.place(start) if text else Place())
+            for loss in found.losses
+            for start in [tokens(loss.start)]
+        ],
+        changed=_change(found.displaced, trace, text),
     )
+
+
+def _change(found: Displaced | None, trace: Trace, text: PromptText | None) -> Change | None:
+    """What changed in front of known text. A trace of blocks cannot tell: what follows a change has other hashes."""
+    if found is None or trace.width > 1:
+        return None
+    return text.change(found) if text else Change(found.start, found.stop, found.tokens, Place(), "")
 
 
 def _marks(path: Path, tokens: Callable[[int], int]) -> Iterator[Mark]:

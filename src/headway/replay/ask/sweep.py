@@ -19,6 +19,7 @@ from headway.replay.ask.grid import Point, numbers, points_of, words
 from headway.replay.ask.progress import finishing
 from headway.replay.ask.setting import Setting
 from headway.replay.ask.workers import Workload, run_points
+from headway.sizes import counted
 from headway.tell import Comparison, RunRecord, compare, with_facts
 from headway.tell.page import has_report, write_report
 from headway.tell.terminal import show_runs
@@ -162,7 +163,9 @@ def finish_points(
 
 def tell_counts(folder: SweepFolder, console: Console) -> None:
     """Say how many runs were taken from the folder and how many were made."""
-    text = f"{folder.reused + folder.made} runs: {folder.made} new, {folder.reused} reused from {folder.path}"
+    text = (
+        f"{counted(folder.reused + folder.made, 'run')}: {folder.made} new, {folder.reused} reused from {folder.path}"
+    )
     if folder.stale:
         text += f"; {folder.stale} more there were made by another release of Headway, and were not used"
     console.print(text, highlight=False, soft_wrap=True)

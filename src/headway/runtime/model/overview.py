@@ -13,7 +13,7 @@ from rich.table import Table
 from headway.cache import CacheGeometry, GroupGeometry, ParallelLayout, Recurrent, TableKind
 from headway.runtime.model.layout import LayerLayout, ModelLayout
 from headway.runtime.model.memory import Capacity, blocks_that_fit, capacity, row_bytes
-from headway.sizes import format_bytes
+from headway.sizes import counted, format_bytes
 
 __all__ = ["Inspection", "inspection_of"]
 
@@ -102,9 +102,9 @@ class Inspection:
         if self.layout.tp > 1:
             console.print(f"  a rank holds {self.layout.rank_parameters:,} of the parameters")
         console.print(f"  block: {format_bytes(self.geometry.block_bytes)} on every rank")
-        console.print(f"  memory: {format_bytes(held.bytes)} = {held.blocks:,} blocks on every rank")
+        console.print(f"  memory: {format_bytes(held.bytes)} = {counted(held.blocks, 'block')} on every rank")
         if held.tokens:
-            console.print(f"  room for {held.tokens:,} tokens of full attention, if it held nothing else")
+            console.print(f"  room for {counted(held.tokens, 'token')} of full attention, if it held nothing else")
             if self.geometry.layout.shards > 1:
                 times = held.tokens / max(1, self.tokens_on_one_rank)
                 alone = "on one rank" if self.layout.tp == 1 else "without --dcp"
@@ -114,11 +114,11 @@ class Inspection:
                 )
         if held.checkpoints is not None:
             console.print(
-                f"  room for {held.checkpoints:,} checkpoints of {held.checkpoint_blocks:,} blocks, if it held "
-                f"nothing else"
+                f"  room for {counted(held.checkpoints, 'checkpoint')} of {counted(held.checkpoint_blocks, 'block')}, "
+                f"if it held nothing else"
             )
         console.print(
-            f"  shortest reusable prefix: {self.shortest_prefix} {'token' if self.shortest_prefix == 1 else 'tokens'}, "
+            f"  shortest reusable prefix: {counted(self.shortest_prefix, 'token')}, "
             f"in a prompt of at least {self.shortest_prompt}"
         )
 
@@ -209,9 +209,13 @@ def _group_table(geometry: CacheGeometry, tp: int) -> Table:
                 f"1/{where.state_blocks} of a state",
             )
             continue
-        span = f"{where.span} tokens" + (f" over {where.shards} ranks" if where.shards > 1 else "")
+        span = counted(where.span, "token") + (f" over {where.shards} ranks" if where.shards > 1 else "")
         table.add_row(
-            spec.name, _need(group), f"{spec.bytes_per_token:,} per token", f"{where.block_tokens} tokens", span
+            spec.name,
+            _need(group),
+            f"{spec.bytes_per_token:,} per token",
+            counted(where.block_tokens, "token"),
+            span,
         )
     return table
 
