@@ -41,6 +41,8 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method"
 )
+CANARY = "canary"
+"""The id of requests that are not counted."""
 GROWTH = 64
 """MiB that a server may grow after its first stage."""
 
@@ -82,7 +84,7 @@ class Served:
                 self.troubles.append(line.strip())
                 continue
             message = said["message"]
-            if said["logger"] == "uvicorn.access":
+            if said["logger"] == "uvicorn.access" and said["request_id"] != CANARY:
                 self.statuses[message.rsplit(" ", 1)[-1]] += 1
             elif "serving " in message:
                 self.url = message.rsplit(" ", 1)[-1]
@@ -125,7 +127,8 @@ class Canary:
         self._thread = threading.Thread(target=self._ask, daemon=True)
 
     def _ask(self) -> None:
-        with httpx.Client(base_url=self._served.url, timeout=PATIENCE) as client:
+        named = {"X-Request-Id": CANARY}
+        with httpx.Client(base_url=self._served.url, timeout=PATIENCE, headers=named) as client:
             while not self._stop.wait(0.2):
                 started = time.monotonic()
                 for response in (
@@ -171,7 +174,7 @@ def schemathesis(served: Served, count: int, seed: int, say: Callable[[str], Non
             "--no-color",
         ]
         command += ["--phases", "fuzzing,coverage", "--generation-database", "none", "--continue-on-failure"]
-        command += ["--request-timeout", str(PATIENCE)]
+        command += ["--request-timeout", str(PATIENCE), "--workers", "4"]
         with tempfile.TemporaryFile("w+") as told:
             running = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
             while running.poll() is None:

@@ -25,7 +25,14 @@ _WHY = {
     500: "The request failed while it ran.",
     503: "The server cannot compute now; the response says when to try again.",
 }
-_STREAM = {"schema": {"type": "string", "description": "Chunks as server-sent events, `[DONE]` at the end."}}
+_STREAM = {
+    "schema": {
+        "type": "object",
+        "description": "A server-sent event: `data` is a chunk or an error as JSON, and `[DONE]` in the last one.",
+        "properties": {"data": {"type": "string"}},
+        "required": ["data"],
+    }
+}
 
 
 def openapi_document(*, keyed: bool) -> dict[str, Any]:
