@@ -176,7 +176,7 @@ def schemathesis(served: Served, count: int, seed: int, say: Callable[[str], Non
         command += ["--phases", "fuzzing,coverage", "--generation-database", "none", "--continue-on-failure"]
         command += ["--request-timeout", str(PATIENCE), "--workers", "4"]
         with tempfile.TemporaryFile("w+") as told:
-            running = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT)
+            running = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT, cwd=tempfile.gettempdir())
             while running.poll() is None:
                 say(f"schemathesis: {sent()} of {count}")
                 time.sleep(0.5)
