@@ -16,7 +16,7 @@ from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer
 
 from headway.cache import CacheConfig, LayerSpec, PrefixCache
 from headway.engine import Engine, EngineConfig, TextTokenizer, Vocabulary
-from headway.server import ServerOptions, answers, create_app
+from headway.server import ServerOptions, create_app, schemas
 from headway.server.connections import make_server
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY .!?<>/:-"
@@ -47,10 +47,10 @@ class CharTokenizer:
 
 
 ANSWERS = {
-    "/v1/chat/completions": answers.ChatCompletion,
-    "/v1/completions": answers.Completion,
-    "/reset_prefix_cache": answers.ResetDone,
-    "error": answers.ErrorBody,
+    "/v1/chat/completions": schemas.ChatCompletion,
+    "/v1/completions": schemas.Completion,
+    "/reset_prefix_cache": schemas.ResetDone,
+    "error": schemas.ErrorBody,
 }
 """What `/openapi.json` says of answers: every test holds them to it."""
 

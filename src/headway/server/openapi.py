@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from headway import __version__
-from headway.server import answers
+from headway.server import schemas
 from headway.server.protocol import ChatRequest, CompletionRequest
 from headway.server.unsupported import UNSUPPORTED
 
@@ -40,19 +40,19 @@ def openapi_document(*, keyed: bool) -> dict[str, Any]:
     api, asked = (400, 401, 404, 405, 408, 413, 429, 500, 503), (401, 404, 405, 500, 503)
     paths: dict[str, Any] = {
         "/v1/chat/completions": {
-            "post": _operation("Answer a conversation.", answers.ChatCompletion, api, ChatRequest, stream=True)
+            "post": _operation("Answer a conversation.", schemas.ChatCompletion, api, ChatRequest, stream=True)
         },
         "/v1/completions": {
-            "post": _operation("Continue a text.", answers.Completion, api, CompletionRequest, stream=True)
+            "post": _operation("Continue a text.", schemas.Completion, api, CompletionRequest, stream=True)
         },
-        "/v1/models": {"get": _operation("The model that is served.", answers.ModelList, asked)},
-        "/v1/models/{name}": {"get": _operation("The same, by its name.", answers.ModelCard, asked, name="name")},
-        "/v1/pins/{id}": {"delete": _operation("Take back a pin.", answers.PinDeleted, asked, name="id")},
-        "/reset_prefix_cache": {"post": _operation("Forget every prefix.", answers.ResetDone, asked)},
-        "/health": {"get": _operation("Whether requests are taken and computed.", answers.Health, ())},
+        "/v1/models": {"get": _operation("The model that is served.", schemas.ModelList, asked)},
+        "/v1/models/{name}": {"get": _operation("The same, by its name.", schemas.ModelCard, asked, name="name")},
+        "/v1/pins/{id}": {"delete": _operation("Take back a pin.", schemas.PinDeleted, asked, name="id")},
+        "/reset_prefix_cache": {"post": _operation("Forget every prefix.", schemas.ResetDone, asked)},
+        "/health": {"get": _operation("Whether requests are taken and computed.", schemas.Health, ())},
         "/metrics": {"get": {"responses": {"200": _response("Counters for Prometheus.", {"text/plain": {}})}}},
         "/openapi.json": {"get": {"responses": {"200": _response("This document.", {"application/json": {}})}}},
-        "/": {"get": _operation("What there is.", answers.Overview, ())},
+        "/": {"get": _operation("What there is.", schemas.Overview, ())},
     }
     paths["/health"]["get"]["responses"]["503"] = paths["/health"]["get"]["responses"]["200"]
     if keyed:
@@ -71,18 +71,18 @@ def openapi_document(*, keyed: bool) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    kinds = [ChatRequest, CompletionRequest, *filter(_is_record, vars(answers).values())]
+    kinds = [ChatRequest, CompletionRequest, *filter(_is_record, vars(schemas).values())]
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_OF_PLACE)
-    schemas: dict[str, Any] = found["$defs"]
+    told: dict[str, Any] = found["$defs"]
     for kind in (ChatRequest, CompletionRequest):
-        properties = schemas[kind.__name__]["properties"]
+        properties = told[kind.__name__]["properties"]
         for name, (neutral, reason) in UNSUPPORTED.items():
             properties[name] = {"enum": list(neutral), "description": f"Not supported: {reason}."}
-    return schemas
+    return told
 
 
 def _is_record(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, BaseModel) and found.__name__ in answers.__all__
+    return isinstance(found, type) and issubclass(found, BaseModel) and found.__name__ in schemas.__all__
 
 
 def _operation(
@@ -96,7 +96,7 @@ def _operation(
 ) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
     responses = {"200": _response(summary, content | ({"text/event-stream": _STREAM} if stream else {}))}
-    error = {"application/json": {"schema": _reference(answers.ErrorBody)}}
+    error = {"application/json": {"schema": _reference(schemas.ErrorBody)}}
     responses |= {str(status): _response(_WHY.get(status, "Another method."), error) for status in failures}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if name is not None:
