@@ -51,6 +51,10 @@ test: $(VENV)/.dev  ## Run the tests on two processes, without the slow ones; AR
 slow: $(VENV)/.dev  ## Run the slow tests on two processes; ARGS go to pytest
 	@$(BIN)/python -m pytest -n 2 -m slow $(ARGS)
 
+.PHONY: families
+families: $(VENV)/.dev  ## Compare every family of models with generate(), going on where it stopped; writes docs/families.md
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=. $(BIN)/python -m tests.families.run $(ARGS)
+
 .PHONY: test-lowest
 test-lowest:  ## Run the tests of cache and replay with the oldest dependencies that pyproject.toml allows
 	$(call light,$(VENV)-lowest,$(PYTHON),$$($(PYTHON) tools/lowest.py report zstd))

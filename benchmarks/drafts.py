@@ -1,11 +1,13 @@
 """What drafts bring on the built-in model: tokens a step and tokens a second, with each drafter and without.
 
-Prompts are passages of held-out text (`training/corpus.py` makes the file); answers have a fixed length. The engine
-that `headway serve` runs computes them in this process, on one thread. Seconds are seconds of CPU time, so that other
-work on the machine does not count; the same requests run first once without being counted. Tokens a step counts all
-steps but those of the prompts, so also those in which a state catches up.
+Prompts are passages of texts; answers have a fixed length. A drafter does well on text like that of its training, so
+there are figures for each text: `pydoc` is the manual that Python brings along, which is of the kind that the built-in
+model and its drafters were trained on; a file is any text of yours. `--held` takes the tokens that `training/corpus.py`
+held out. The engine that `headway serve` runs computes the answers in this process, on one thread. Seconds are seconds
+of CPU time, so that other work on the machine does not count; the same requests run first once without being counted.
+Tokens a step counts all steps but those of the prompts, so also those in which a state catches up.
 
-    python benchmarks/drafts.py --held build/training/held.npz            prints a table
+    python benchmarks/drafts.py --text pydoc docs/drafting.md             prints a table
     python benchmarks/drafts.py --held build/training/held.npz --json     prints JSON
 """
 
@@ -15,6 +17,7 @@ import logging
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from numpy.typing import NDArray
 from headway.engine import Engine, EngineConfig, GenerationRequest
 from headway.engine.build import build_engine
 from headway.runtime.interface import SamplingParams
+from headway.runtime.loading import load_tokenizer
 
 PROMPT_TOKENS = 48
 CASES = [
@@ -39,6 +43,7 @@ class Line:
     """One measurement.
 
     Attributes:
+        text: What the prompts are from.
         drafter: Who drafted.
         case: How answers were chosen and drafts judged.
         running: Requests at once.
@@ -47,6 +52,7 @@ class Line:
         tokens_a_second: Tokens of answers a second of CPU time.
     """
 
+    text: str
     drafter: str
     case: str
     running: int
@@ -74,15 +80,33 @@ def run(engine: Engine, prompts: NDArray[np.int32], tokens: int, temperature: fl
     return time.process_time() - start, counted
 
 
-def measure(args: argparse.Namespace, prompts: NDArray[np.int32]) -> list[Line]:
+def texts(args: argparse.Namespace) -> dict[str, NDArray[np.int32]]:
+    """The prompts of each text."""
+    words = load_tokenizer(args.model)
+    found = {"held out": np.load(args.held)["ids"].astype(np.int32)} if args.held else {}
+    for name in args.text:
+        written = "\n\n".join(topics.values()) if name == "pydoc" else Path(name).read_text(encoding="utf-8")
+        found[name] = np.array(words(written, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+    passages = {}
+    for name, ids in found.items():
+        starts = np.linspace(0, len(ids) - PROMPT_TOKENS - 1, args.prompts).astype(int)
+        passages[name] = np.stack([ids[s : s + PROMPT_TOKENS] for s in starts])
+    return passages
+
+
+def measure(args: argparse.Namespace, text: str, prompts: NDArray[np.int32]) -> list[Line]:
     lines: list[Line] = []
     prompt_steps: dict[int, int] = {}
     for drafter in args.drafters:
-        for case, temperature, rule in CASES:
+        for case, temperature, rule in CASES[: 1 if args.greedy else None]:
             if rule != "match" and drafter in ("none", "lookup"):
                 continue
-            config = EngineConfig(memory=256 << 20, draft=drafter, draft_rule=rule, draft_tokens=args.draft_tokens)
-            engine = build_engine(args.model, config).engine.start()
+            most = None if drafter == "none" else args.draft_tokens
+            config = EngineConfig(memory=256 << 20, draft=drafter, draft_rule=rule, draft_tokens=most)
+            built = build_engine(args.model, config)
+            if args.full and built.drafts is not None:
+                built.drafts.costs = None
+            engine = built.engine.start()
             for running in args.running:
                 run(engine, prompts[:running], 8, temperature, running)
                 seconds, counted = run(engine, prompts, args.tokens, temperature, running)
@@ -92,7 +116,7 @@ def measure(args: argparse.Namespace, prompts: NDArray[np.int32]) -> list[Line]:
                 steps = counted["steps"] - prompt_steps[running]
                 lines.append(
                     Line(
-                        drafter, case, running,
+                        text, drafter, case, running,
                         round(groups * (args.tokens - 1) / steps, 2),
                         round(counted["accepted_tokens"] / max(1, counted["drafted_tokens"]), 2),
                         round(len(prompts) * args.tokens / seconds, 1),
@@ -106,9 +130,14 @@ def measure(args: argparse.Namespace, prompts: NDArray[np.int32]) -> list[Line]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", nargs="+", default=["pydoc"], help="files of text, or pydoc (%(default)s)")
+    parser.add_argument("--held", type=Path, help="also held-out tokens, such as build/training/held.npz")
     parser.add_argument(
-        "--held", type=Path, default=Path("build/training/held.npz"), help="held-out tokens (%(default)s)"
+        "--full",
+        action="store_true",
+        help="drafts of full length whatever they cost: the same figures on every machine",
     )
+    parser.add_argument("--greedy", action="store_true", help="greedy answers alone")
     parser.add_argument("--model", help="target; the built-in model by default")
     parser.add_argument("--drafters", nargs="+", default=["none", "lookup", "mtp", "dspark"], help="none comes first")
     parser.add_argument("--draft-tokens", type=int, help="most tokens of a draft; the drafter's own number by default")
@@ -119,13 +148,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    ids = np.load(args.held)["ids"].astype(np.int32)
-    starts = np.linspace(0, len(ids) - PROMPT_TOKENS - 1, args.prompts).astype(int)
-    prompts = np.stack([ids[s : s + PROMPT_TOKENS] for s in starts])
     if not args.json:
-        print("| drafter | answers | at once | tokens a step | accepted | tokens a CPU second |")
-        print("| --- | --- | ---: | ---: | ---: | ---: |")
-    lines = measure(args, prompts)
+        print("| text | drafter | answers | at once | tokens per step | accepted | tokens per CPU second |")
+        print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
+    lines = [line for text, prompts in texts(args).items() for line in measure(args, text, prompts)]
     if args.json:
         print(json.dumps([asdict(line) for line in lines], indent=1))
 

@@ -31,8 +31,8 @@ EXPLAIN, GEOMETRY, LIFE, MEMORY = (f"tests/cache/test_{part}.py" for part in ("e
 DISPLACED = "tests/cache/test_displaced.py"
 MISUSE, PLACEMENT, POOL, REUSE = (f"tests/cache/test_{part}.py" for part in ("misuse", "placement", "pool", "reuse"))
 QUEUE, TREE, WISHES = (f"tests/cache/test_{part}.py" for part in ("eviction_queue", "tree", "wishes"))
-FORGET, LOOKING, OWN, TWO = (
-    f"tests/cache/test_{part}.py" for part in ("forget", "looking_in", "own_blocks", "steps_in_flight")
+FORGET, LOOKING, OWN, TWO, WINDOWS = (
+    f"tests/cache/test_{part}.py" for part in ("forget", "looking_in", "own_blocks", "steps_in_flight", "windows")
 )
 
 _TREE = (
@@ -370,8 +370,8 @@ _REASONS = (
     Mutation(
         "explain: evictions before the hit are told",
         "index/explain.py",
-        "lost = next(at.lost(hit, computed), None)",
-        "lost = next(at.lost(0, computed), None)",
+        "one for one in at.lost(hit, computed) if",
+        "one for one in at.lost(0, computed) if",
         (EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -391,7 +391,7 @@ _REASONS = (
     Mutation(
         "explain: a hit that is given up is told evicted",
         "index/explain.py",
-        "given_up = (Loss(Reason.NO_ROOM, 0, self.hit_tokens),) if self.hit_tokens else ()",
+        "given_up = (Loss(why, 0, self.hit_tokens),) if self.hit_tokens else ()",
         "given_up = (Loss(Reason.EVICTED, 0, self.hit_tokens),) if self.hit_tokens else ()",
         (EXPLAIN, MACHINE),
     ),
@@ -442,23 +442,37 @@ _REASONS = (
 _POLICY = (
     Mutation(
         "placement: only the first message boundary",
-        "policy/placement.py",
-        "(inner[0], inner[-1])",
-        "(inner[0],)",
+        "lease/open.py",
+        "return first + [place",
+        "return first or [place",
         (PLACEMENT,),
     ),
     Mutation(
-        "placement: only the last message boundary",
+        "placement: only the last message boundaries",
         "policy/placement.py",
-        "(inner[0], inner[-1])",
-        "(inner[-1],)",
+        "for p in ends[:1]",
+        "for p in ends[:0]",
         (PLACEMENT,),
     ),
     Mutation(
         "placement: boundaries at any price",
         "lease/open.py",
-        "return [p for p in inner if worth * self.cost.between(0, p) >= price]",
-        "return [p for p in inner if price >= 0]",
+        'if place.kind == "boundary" and worth(place, 0) >= price]',
+        'if place.kind == "boundary"]',
+        (PLACEMENT,),
+    ),
+    Mutation(
+        "placement: what is passed over is not remembered",
+        "lease/commit.py",
+        "self.index.pass_over(record.place(place.position), place.kind)",
+        "pass",
+        (PLACEMENT,),
+    ),
+    Mutation(
+        "placement: message boundaries close to each other",
+        "lease/open.py",
+        "position - last >= least",
+        "position > last",
         (PLACEMENT,),
     ),
     Mutation(
@@ -598,6 +612,34 @@ _LEASES = (
         (LIFE, MACHINE),
     ),
     Mutation(
+        "abort: what was committed goes",
+        "prefix_cache.py",
+        'self._end(rows, "abort", reach, BROKEN)',
+        "self._end(rows, None, reach, BROKEN)",
+        (LIFE,),
+    ),
+    Mutation(
+        "bookmark: windows behind it are let go",
+        "lease/table.py",
+        "np.minimum(computed, self.bookmarked[rows])",
+        "computed",
+        (LIFE, MACHINE),
+    ),
+    Mutation(
+        "bookmark: the state is not copied",
+        "lease/extend.py",
+        "self._copy_state(row, record.bookmark, work)",
+        "record.bookmark.due = False",
+        (LIFE, MACHINE),
+    ),
+    Mutation(
+        "bookmark: kept where the lease has no room",
+        "lease/extend.py",
+        "if self.drop_bookmark(row):",
+        "if False:",
+        (LIFE,),
+    ),
+    Mutation(
         "abort: a state that was exported stays",
         "lease/commit.py",
         "self.pool.drop(export.destination, whole=True)",
@@ -631,6 +673,27 @@ _LEASES = (
         "if listener not in self._listeners:",
         "if listener is None:",
         (EVENTS,),
+    ),
+    Mutation(
+        "windows: a checkpoint behind a branch is not found",
+        "index/edge.py",
+        "todo.extend(edge.children.values())",
+        "todo.extend(())",
+        (WINDOWS, MACHINE),
+    ),
+    Mutation(
+        "windows: a checkpoint serves one position too many",
+        "shape/geometry.py",
+        "return block * self.span + self.window - 1 if block",
+        "return block * self.span + self.window - 2 if block",
+        (WINDOWS, MACHINE),
+    ),
+    Mutation(
+        "windows: what slid out of a window does not go first",
+        "index/reclaim.py",
+        "while self._spare and self._pool.free < blocks:",
+        "while self._spare and self._pool.free < blocks and self.queue.pop() is None:",
+        (WINDOWS, MACHINE),
     ),
     Mutation(
         "events: a failing listener breaks the call",

@@ -250,6 +250,19 @@ def test_a_hit_that_is_given_up_for_want_of_room_is_told_so() -> None:
     assert engine.cache.waterfall.lost[Reason.NO_ROOM] == 19
 
 
+def test_a_hit_that_is_shorter_than_asked_for_is_given_up() -> None:
+    engine = Engine.of(ATTENTION, blocks=50)
+    engine.run(tokens((1, 20)))
+    prompt = Prompt(tokens((1, 20)))
+    assert engine.cache.lease(prompt, least_hit=19).hit.tokens == 19
+    lease = engine.cache.lease(prompt, least_hit=20)
+    assert (lease.computed, lease.hit.tokens) == (0, 0)
+    assert [(loss.reason, loss.start, loss.stop) for loss in lease.explanation.losses] == [
+        (Reason.COMPUTED_ANEW, 0, 19),
+        (Reason.LAST_TOKEN, 19, 20),
+    ]
+
+
 def test_a_common_first_token_does_not_hide_another_namespace() -> None:
     engine = Engine.of(ATTENTION)
     first, second = (engine.cache.namespace(salt=salt) for salt in "ab")

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
 
-from headway.cache import CheckpointRemoved, CheckpointStored, Event, Prompt, Recurrent, SlidingWindow
+from headway.cache import (
+    CheckpointRemoved,
+    CheckpointStored,
+    ChunkedLocal,
+    Event,
+    FullAttention,
+    Prompt,
+    Recurrent,
+    SlidingWindow,
+    TableKind,
+)
 from headway.errors import LeaseError
 
 
@@ -158,6 +168,115 @@ def test_a_failed_step_of_attention_alone_publishes_nothing() -> None:
     assert engine.hit(tokens((1, 40))) == 16
     engine.cache.abort([lease.row])
     assert engine.hit(tokens((1, 40))) == 16
+
+
+def test_what_a_given_up_request_has_committed_serves_its_retry() -> None:
+    """A client whose deadline is shorter than the prefill sends its request again and again: it must come to an end."""
+    engine = Engine.of(FullAttention("attn", 8064), Recurrent("state", 43_417_600), blocks=2000, block_tokens=16)
+    prompt, computed = tokens((1, 3000)), []
+    while not computed or computed[-1] < 3000:
+        lease = engine.start(prompt)
+        computed.append(lease.computed)
+        for _ in range(4):
+            if lease.computed < 3000:
+                engine.step(lease, count=min(512, lease.next_stop - lease.computed))
+        if lease.tokens > 3000:
+            break
+        engine.cache.abort([lease.row])
+    assert computed == [0, 2048]
+
+
+def test_nothing_of_a_step_that_was_not_committed_is_kept() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 40)))
+    engine.step(lease, count=16)
+    engine.cache.fail(engine.cache.extend([lease.row], [8]))
+    engine.cache.abort([lease.row])
+    assert engine.hit(tokens((1, 40))) == 0, "the state is the failed step's, and no other was kept"
+
+
+def test_no_store_keeps_nothing_of_a_given_up_request() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 40)), no_store=True)
+    engine.step(lease, count=16)
+    engine.cache.abort([lease.row])
+    assert engine.cache.free_blocks == 100
+
+
+WINDOW, CHUNK = SlidingWindow("window", 64, window=6), ChunkedLocal("chunk", 64, chunk=8)
+
+
+@pytest.mark.parametrize(
+    ("groups", "kept"),
+    [
+        ((ATTENTION, STATE), 22),
+        ((ATTENTION, WINDOW), 23),
+        ((ATTENTION, CHUNK), 23),
+        ((ATTENTION, WINDOW, CHUNK, STATE), 22),
+        ((ATTENTION,), 23),
+    ],
+)
+@pytest.mark.parametrize("end", ["finish", "abort"])
+def test_a_lease_that_is_to_end_before_where_it_stands_ends_at_its_bookmark(groups: Any, kept: int, end: str) -> None:
+    """Bookmarked at 22, computed to 26, and others come to 23: a state is that of 22, windows serve 23 themselves."""
+    engine = Engine.of(*groups, placement=("answer_end",))
+    lease = engine.start(tokens((1, 20)))
+    while lease.computed < 26:
+        if lease.computed == 22:
+            engine.cache.bookmark([lease.row])
+        assert engine.step(lease, sampled=50 + lease.tokens)[0]
+    getattr(engine.cache, end)([lease.row], [23])
+    said = np.array([50 + i for i in range(20, 23)], dtype=np.int32)
+    assert engine.hit(np.concatenate([tokens((1, 20)), said, tokens((2, 5))])) == kept
+    assert engine.cache.stats().leased == 0
+
+
+def test_a_bookmark_takes_the_place_of_the_one_before() -> None:
+    engine = Engine.of(ATTENTION, STATE, placement=("answer_end",))
+    lease = engine.start(tokens((1, 8)))
+    used = []
+    for _ in range(6):
+        engine.step(lease, sampled=9)
+        engine.cache.bookmark([lease.row])
+        used.append(100 - engine.cache.free_blocks)
+    assert used[-1] - used[0] <= 2, "one state, and the blocks of the answer"
+    engine.cache.finish([lease.row], [lease.computed])
+    assert engine.hit(np.concatenate([tokens((1, 8)), np.full(9, 9, dtype=np.int32)])) == 13
+
+
+def test_the_step_behind_a_bookmark_copies_the_state_first() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 8)))
+    engine.step(lease)
+    engine.cache.bookmark([lease.row])
+    [state] = [t.index for t in engine.cache.geometry.tables if t.kind is TableKind.STATE]
+    running = engine.cache.tables[state][lease.row, :2].tolist()
+    step = engine.cache.extend([lease.row], [1])
+    assert step.copies[:, 0].tolist() == running
+    assert not set(step.copies[:, 1].tolist()) & set(running)
+    engine.cache.commit(step, sampled=[9])
+    assert len(engine.cache.extend([lease.row], [1]).copies) == 0, "once"
+
+
+def test_a_bookmark_gives_way_where_its_lease_has_no_room() -> None:
+    """Six blocks: two of the state, two of its copy, and two of entries; the ninth token needs a third."""
+    engine = Engine.of(ATTENTION, STATE, blocks=6, placement=("answer_end",))
+    lease = engine.start(tokens((1, 6)))
+    engine.step(lease)
+    engine.cache.bookmark([lease.row])
+    while lease.computed < 12:
+        assert engine.step(lease)[0], "the lease is alone and has no room"
+
+
+def test_bookmarks_of_what_is_no_running_lease_are_refused() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    lease = engine.start(tokens((1, 6)))
+    engine.cache.extend([lease.row], [3])
+    for rows in ([lease.row], [5]):
+        with pytest.raises(LeaseError):
+            engine.cache.bookmark(rows)
+    with pytest.raises(LeaseError, match="reach"):
+        engine.cache.finish([lease.row], [1, 2])
 
 
 def test_aborting_before_the_first_step_leaves_nothing() -> None:
@@ -400,3 +519,39 @@ def test_long_prompts_part_exactly_where_they_differ(parting: int) -> None:
     hit = engine.cache.lookup(Prompt(other))
     assert hit.matched == parting
     assert hit.tokens == parting
+
+
+@pytest.mark.parametrize("tail", [(), (STATE,), (SlidingWindow("window", 8, window=6),), (DRAFT, STATE)])
+def test_where_a_prompt_could_resume_if_it_waited_for_a_running_one(tail: tuple[Any, ...]) -> None:
+    """They part at 20; the running one plans the end of its prompt, and takes the junction if it is asked to."""
+    engine = Engine.of(ATTENTION, *tail)
+    ahead = engine.cache.geometry.lookahead
+    running, other = engine.start(tokens((1, 30))), Prompt(tokens((1, 20), (100, 30)))
+    hit, same = engine.cache.lookup(other), engine.cache.lookup(Prompt(tokens((1, 30))))
+    assert (hit.tokens, engine.cache.reach(hit, running.row)) == (0, 20 - ahead)
+    assert engine.cache.reach(same, running.row) == 30 - max(1, ahead)
+    engine.step(running, count=5)
+    engine.cache.keep_at(running.row, 20 - ahead)
+    while running.computed < 30:
+        engine.step(running)
+    assert engine.cache.reach(hit, running.row) == 0, "the lease has passed it"
+    assert engine.cache.lookup(other).tokens == 20 - ahead
+    follower = engine.cache.lease(other)
+    assert engine.cache.reach(engine.cache.lookup(Prompt(tokens((7, 30)))), follower.row) == 0
+    elsewhere = Engine.of(ATTENTION)
+    stranger = elsewhere.start(tokens((1, 30)))
+    with pytest.raises(LeaseError, match="another cache"):
+        elsewhere.cache.reach(hit, stranger.row)
+
+
+def test_no_junction_is_asked_for_where_none_would_be_kept() -> None:
+    for placement, options in ((["prompt_end"], {}), (["prompt_end", "junction"], {"no_store": True})):
+        engine = Engine.of(ATTENTION, STATE, placement=placement)
+        running = engine.start(tokens((1, 30)))
+        hit = engine.cache.lookup(Prompt(tokens((1, 29), (100, 30)), **options))
+        assert engine.cache.reach(hit, running.row) == 29, "the end of the running prompt is planned in any case"
+        hit = engine.cache.lookup(Prompt(tokens((1, 20), (100, 30)), **options))
+        assert engine.cache.reach(hit, running.row) == 0
+    engine = Engine.of(ATTENTION, STATE)
+    hidden = engine.start(tokens((1, 30)), no_store=True)
+    assert engine.cache.reach(engine.cache.lookup(Prompt(tokens((1, 30)))), hidden.row) == 0

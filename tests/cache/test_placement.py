@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.cache.engine import ATTENTION, DRAFT, STATE, Engine, tokens
 
-from headway.cache import CheckpointStored, ComputeCost, Prompt
+from headway.cache import CheckpointStored, ComputeCost, Prompt, Reason
 from headway.cache.policy.placement import Place, Placement
 
 
@@ -39,7 +40,7 @@ def planned(
     **options: Any,
 ) -> list[Place]:
     """What is planned for a prompt of that length; `options` are the prompt's."""
-    return placement.plan(Prompt(range(length), **options), hit, junction, boundaries)
+    return placement.plan(Prompt(range(length), **options), hit, junction, placement.telling(boundaries))
 
 
 ALL = ("prompt_end", "junction", "breakpoint", "boundary", "interval:10")
@@ -86,17 +87,65 @@ def test_nothing_is_planned_before_the_hit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("boundaries", "right"), [((), ()), ((5,), (5,)), ((5, 9), (5, 9)), ((30, 5, 9, 20, 5), (5, 30))]
+    ("boundaries", "right"),
+    [
+        ((), []),
+        ((5,), [(5, "boundary")]),
+        ((5, 9), [(5, "boundary"), (9, "boundary:-1")]),
+        ((9, 5, 7, 5), [(5, "boundary"), (9, "boundary:-1"), (7, "boundary:-2")]),
+        (range(1, 9), [(1, "boundary"), *((9 - i, f"boundary:-{i}") for i in range(1, 5))]),
+    ],
 )
-def test_of_all_message_boundaries_the_first_and_the_last_tell(
-    boundaries: tuple[int, ...], right: tuple[int, ...]
-) -> None:
-    assert Placement.telling(boundaries) == right
+def test_of_all_message_boundaries_the_first_and_the_last_ones_tell(boundaries: Any, right: Any) -> None:
+    assert Placement(ALL, alignment=1, lookahead=0).telling(boundaries) == right
+    assert Placement(("prompt_end",), alignment=1, lookahead=0).telling(boundaries) == []
 
 
-def test_the_first_and_the_last_message_boundary_get_a_checkpoint() -> None:
+CHAT = (10, 20, 50, 60, 90)
+"""Ends of the messages of a prompt of 100 tokens, the question last."""
+
+
+def test_the_first_and_the_last_two_message_boundaries_get_a_checkpoint_as_long_as_nothing_is_known() -> None:
     engine = Engine.of(ATTENTION, STATE, placement=("boundary",))
-    assert stored(engine, tokens((1, 60)), boundaries=(10, 20, 30, 40)) == [(10, "boundary"), (40, "boundary")]
+    right = [(10, "boundary"), (60, "boundary:-2"), (90, "boundary:-1")]
+    assert stored(engine, tokens((1, 100)), boundaries=CHAT) == right
+
+
+def test_another_question_behind_the_same_messages_resumes_before_it() -> None:
+    engine = Engine.of(ATTENTION, STATE)
+    engine.run(tokens((1, 100)), boundaries=CHAT)
+    assert engine.hit(tokens((1, 62), (2, 40))) == 60
+
+
+def test_a_message_that_begins_just_behind_the_hit_gets_no_checkpoint() -> None:
+    """The turn before left its state at 51, where its answer ended; the message is closed at 53, within a block."""
+    engine = Engine.of(ATTENTION, STATE)
+    engine.run(tokens((1, 50)), answer=[8, 9])
+    text = np.concatenate([tokens((1, 50)), [8], tokens((2, 47))])
+    assert stored(engine, text, boundaries=(10, 20, 53, 96))[:2] == [(96, "boundary:-1"), (97, "prompt_end")]
+
+
+def test_the_message_boundaries_that_requests_come_back_to_are_learned() -> None:
+    """What comes with a question is new each turn: requests part two messages before the end, where no state is kept
+    at first. That they do is seen, and some turns later it is one of the places that are taken."""
+    engine = Engine.of(ATTENTION, STATE, placement=("boundary",), blocks=4000)
+    hits = []
+    for turn in range(12):
+        start = tokens((100 + turn, 60))
+        engine.run(np.concatenate([start, tokens((500 + turn, 60))]), boundaries=(4, 20, 40, 60, 80, 100))
+        hits.append(engine.hit(np.concatenate([start, tokens((900 + turn, 60))])))
+        engine.run(np.concatenate([start, tokens((900 + turn, 60))]))
+    assert (hits[0], hits[-1]) == (4, 60)
+
+
+def test_a_message_boundary_that_was_passed_over_and_wanted_is_seen() -> None:
+    engine = Engine.of(ATTENTION, STATE, placement=("boundary",))
+    engine.run(tokens((1, 120)), boundaries=(4, 20, 40, 60, 80, 100))
+    lease = engine.start(tokens((1, 65), (2, 9)))
+    assert lease.hit.tokens == 4
+    assert Reason.EVICTED not in lease.explanation.reasons, "nothing was taken there"
+    assert engine.cache._index.usage.reuse._kinds["boundary:-3"].wanted == 1
+    assert engine.cache._index.usage.reuse._kinds["boundary:-4"].wanted == 0, "the deepest would have served"
 
 
 def test_boundaries_are_left_out_where_their_memory_is_worth_more() -> None:

@@ -59,6 +59,21 @@ def test_decoding_goes_on_before_the_token_is_known(plain: bool) -> None:
 
 
 @WAYS
+def test_a_lease_fails_alone_and_its_newer_step_is_undone(plain: bool) -> None:
+    engine = engine_of(ATTENTION, STATE, plain=plain, placement=("interval:8",), exports_inside=True)
+    bad, good = engine.start(tokens((1, 30))), engine.start(tokens((2, 30)))
+    first, second = plan(engine, bad, good, count=8), plan(engine, bad, good, count=8)
+    engine.cache.fail(first, [bad.row])
+    assert (first.counts.tolist(), second.counts.tolist()) == ([0, 8], [0, 8])
+    assert {export.row for export in (*first.exports, *second.exports)} == {good.row}
+    engine.cache.commit(first)
+    engine.cache.abort([bad.row])
+    engine.cache.commit(second)
+    engine.cache.check()
+    assert (engine.hit(tokens((1, 30))), engine.hit(tokens((2, 30)))) == (0, 16)
+
+
+@WAYS
 def test_a_third_step_is_refused_and_so_is_the_newer_before_the_older(plain: bool) -> None:
     engine = engine_of(ATTENTION, plain=plain)
     lease = engine.start(tokens((1, 20)))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headway.cache import CacheGeometry, TableGeometry, TableKind
 from headway.engine import RowAnswer, StepWork, Vocabulary
+from headway.runtime.interface import RowFault
 
 VOCAB = 61
 EOS = 0
@@ -56,6 +57,7 @@ class FakeDevice:
             for table in geometry.tables
         ]
         self.fail_when: Callable[[StepWork], bool] = lambda work: False
+        self.not_finite: Callable[[StepWork], Sequence[int]] = lambda work: ()
         self.before_step: Callable[[StepWork], None] = lambda work: None
         self.steps: list[list[int]] = []
         self.closed = threading.Event()
@@ -77,6 +79,8 @@ class FakeDevice:
             raise RuntimeError("the device says no")
         for export in step.exports:
             self._copy(export.source, export.destination)
+        for i in self.not_finite(work):
+            answers[i] = RowAnswer(fault=RowFault())
         return answers
 
     def check(self) -> None: ...

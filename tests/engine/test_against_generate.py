@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.runtime.tiny_configs import LONG
 from tests.runtime.tiny_models import SOUND, generated, tiny_model
 from tests.server import tiny
 from transformers import PreTrainedModel
@@ -33,6 +34,8 @@ from headway.runtime.loading import LoadedModel
 from headway.runtime.model.inspection import inspect_model
 
 TOLERANCE = 1e-4
+SINGLE_STEPS = ("Jamba", "FalconMamba")
+"""Models that continue token by token only."""
 
 
 class Recorder(LocalExecutor):
@@ -73,9 +76,13 @@ class Driver:
     def __init__(self, name: str, blocks: int, config: EngineConfig, seed: int, failures: float) -> None:
         model = tiny_model(name)
         layout = inspect_model(model)
-        self.cache = PrefixCache(CacheConfig(layout.groups, blocks, block_tokens=16, cost=layout.cost, check=True))
+        self.cache = PrefixCache(
+            CacheConfig(
+                layout.groups, blocks, block_tokens=16, placement=config.placement, cost=layout.cost, check=True
+            )
+        )
         self.executor = Recorder(model, self.cache.geometry, blocks, seed, failures)
-        self.scheduler = Scheduler(self.cache, config)
+        self.scheduler = Scheduler(self.cache, config, long_rope=layout.long_rope)
         self.requests: list[RunningRequest] = []
         self._steps = 0
 
@@ -102,11 +109,13 @@ class Driver:
         return True
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", [*SOUND, *LONG, *SINGLE_STEPS])
 def test_answers_equal_generate(name: str):
-    seed = SOUND.index(name)
+    seed = [*SOUND, *LONG, *SINGLE_STEPS].index(name)
     rng = np.random.default_rng(seed)
     config = EngineConfig(max_batched_tokens=int(rng.integers(20, 90)), max_running=4, max_retries=9)
+    if name in SINGLE_STEPS:
+        config = replace(config, step_tokens=3.0, max_batched_tokens=300, placement=("prompt_end", "answer_end"))
     geometry = CacheGeometry(inspect_model(tiny_model(name)).groups, block_tokens=16)
     one = geometry.peak_blocks(190)
     room_for = 2 if not geometry.tail_tables else 3 if geometry.prefix_tables else 6  # requests, checkpoints included
@@ -131,28 +140,41 @@ def test_answers_equal_generate(name: str):
         assert request.answer.tolist() == answer, report
         assert (driver.executor.first[prompt] - first).abs().max().item() < TOLERANCE, report
     counters = driver.scheduler.counters
-    assert counters.hit_tokens > 0, report
+    assert counters.hit_tokens + counters.resumed_hit_tokens * (name in SINGLE_STEPS) > 0, report
     assert counters.preemptions > 0, report
     stats = driver.cache.stats()
     assert (stats.leases, stats.leased) == (0, 0)
     assert stats.counters.blocks_evicted > 0, report
 
 
-@pytest.mark.parametrize("name", ["Jamba", "FalconMamba"])
-def test_a_model_that_contradicts_itself_is_served_without_reuse(name: str, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("name", SINGLE_STEPS)
+def test_a_model_that_continues_token_by_token_resumes_where_that_is_cheaper(
+    name: str, caplog: pytest.LogCaptureFixture
+):
     model = tiny_model(name)
     loaded = LoadedModel(name, model, tiny.tokenizer(), inspect_model(model))
     built = engine_of(loaded, EngineConfig(memory=32 << 20, max_running=4, max_batched_tokens=300))
-    assert "prefix reuse is off" in caplog.text
-    assert not built.engine.config.prefix_reuse
+    assert "less is reused" in caplog.text
+    assert built.engine.config.step_tokens == built.check.step_tokens > 1
     prompts = np.random.default_rng(0).integers(3, 256, (6, 60)).astype(np.int32)
     asked = [GenerationRequest(prompt[: 30 + 5 * i], 12, ignore_eos=True) for i, prompt in enumerate(prompts)]
-    expected = [generated(name, tuple(request.tokens.tolist()), 12)[0] for request in asked]
     engine = built.engine.start()
     try:
         handles = [engine.submit(replace(request)) for request in [*asked, *asked]]
         results = [handle.result(300) for handle in handles]
-        assert [list(result.tokens) for result in results] == expected * 2
-        assert {result.cached_tokens for result in results} == {0}
+        told = [
+            np.array([*request.tokens, *result.tokens, 7], np.int32)
+            for request, result in zip(asked, results[:6], strict=True)
+        ]
+        more = [replace(request, tokens=tokens) for request, tokens in zip(asked, told, strict=True)]
+        results += [engine.submit(request).result(300) for request in more]
     finally:
         engine.close()
+    for request, result in zip([*asked, *asked, *more], results, strict=True):
+        assert list(result.tokens) == generated(name, tuple(request.tokens.tolist()), 12)[0]
+    cached = [result.cached_tokens for result in results]
+    assert cached[12:] == [len(request.tokens) - 2 for request in more], (
+        "one step behind the answer, and the last token"
+    )
+    assert cached[:6] == [0] * 6
+    assert set(cached[6:12]) <= {0, *(len(request.tokens) - 1 for request in asked)}

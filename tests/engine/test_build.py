@@ -10,8 +10,8 @@ from tests.runtime.drafting.tiny_drafters import save_tiny
 from tests.runtime.tiny_models import generated, tiny_model
 from tests.server import tiny
 
-from headway.engine import EngineConfig, GenerationRequest
-from headway.engine.build import engine_of
+from headway.engine import EngineConfig, GenerationRequest, build
+from headway.engine.build import build_engine, engine_of
 from headway.errors import ModelError
 from headway.runtime.loading import LoadedModel
 from headway.runtime.model.inspection import inspect_model
@@ -48,3 +48,13 @@ def test_an_engine_with_drafts_answers_as_generate(kind: str, memory: int, tmp_p
 def test_a_model_that_cannot_verify_drafts_is_refused():
     with pytest.raises(ModelError, match="use --draft none"):
         engine_of(loaded("FalconMamba"), EngineConfig(memory=32 << 20, draft="lookup"))
+
+
+@pytest.mark.parametrize("draft", ["mtp", "dspark", "/no/such/folder"])
+def test_a_drafter_that_is_not_there_is_told_before_the_model_loads(
+    draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    monkeypatch.setattr(build, "load_model", lambda *_: pytest.fail("the model is loaded"))
+    with pytest.raises(ModelError, match=r"brings no such drafter along|nor a folder with the config"):
+        build_engine(str(tmp_path), EngineConfig(draft=draft))

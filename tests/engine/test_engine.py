@@ -331,7 +331,8 @@ def test_prefix_reuse_can_be_switched_off():
         ({"placement": ("somewhere",)}, "unknown placement"),
         ({"eviction": "random"}, "eviction"),
         ({"memory": 0}, "memory is 0"),
-        ({"chunked_prefill": False}, "prefix_reuse needs chunked_prefill"),
+        ({"step_tokens": 0.5}, "step_tokens is 0.5"),
+        ({"step_tokens": 2.0, "draft": "lookup"}, "a model with step_tokens"),
     ],
 )
 def test_options_that_cannot_work(options: dict[str, object], text: str):

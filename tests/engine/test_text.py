@@ -105,3 +105,42 @@ def test_random_texts_and_stops_agree_with_find(seed: int):
         first_end = min(ends)  # the answer ends at the token that completes the first stop string
         expected = min(text.find(s) for s in stops if s in text and text.find(s) + len(s) == first_end)
         assert shown == text[:expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "settled"),
+    [
+        ("one", [], (3, "one")),
+        ("a漢", [], (4, "a漢")),
+        ("one two", ["two"], (4, "one ")),
+        ("one tw", ["two"], (6, "one tw")),
+        ("aaab", ["aab"], (1, "a")),
+        ("stop", ["stop"], (0, "")),
+    ],
+)
+def test_the_settled_part_ends_where_the_text_of_the_client_can(text: str, stop: list[str], settled: tuple[int, str]):
+    out = TextStream(decode_bytes, stop=stop)
+    for byte in text.encode():
+        out.push(byte)
+    out.finish()
+    tokens, characters = out.settled
+    assert (tokens, out.text[:characters]) == settled
+
+
+def test_what_has_only_begun_is_not_settled():
+    out = TextStream(decode_bytes, stop=["two"])
+    tokens = []
+    for byte in "one tw漢".encode()[:-1]:
+        out.push(byte)
+        tokens.append(out.settled[0])
+    assert tokens == [1, 2, 3, 4, 4, 4, 4, 4], "neither a stop string that began nor a part of a character counts"
+    out.finish()
+    assert out.settled == (6, 6), "what the stop string did not go on with is text, the part of a character is none"
+
+
+def test_a_token_that_is_half_a_stop_string_is_not_settled():
+    words = {1: "one ", 2: "t", 3: "wo", 4: "one s", 5: "top"}
+    out = TextStream(lambda tokens: "".join(words[t] for t in tokens), stop=["stop"])
+    for token in (1, 4, 5):
+        out.push(token)
+    assert (out.text, out.settled) == ("one one ", (1, 4))

@@ -220,19 +220,31 @@ class Driver(Keeping):
 
     # Requests go.
 
-    def end(self, live: Live, how: str) -> None:
-        """Finish, preempt or abort."""
+    def bookmark(self, live: Live) -> None:
+        """Let a request remember where it stands."""
+        if not live.flying and not live.doomed:
+            self.cache.bookmark([live.row])
+            if self.tails and live.publish and live.attached and live.lane.computed > live.lane.first:
+                live.bookmark = live.lane.computed
+            self.check()
+
+    def end(self, live: Live, how: str, back: int = 0) -> None:
+        """Finish, preempt or abort, where others can come up to `back` tokens before what it has computed."""
         if live.flying or (live.doomed and how != "abort"):
             return
-        lane = live.lane
+        lane, mark = live.lane, live.bookmark
         publish = live.publish and live.attached and not live.doomed
-        donated = how == "preempt" or (how == "finish" and "answer_end" in self.world.config.placement)
-        if publish and how != "abort":
-            proved = lane.computed + self.geometry.lookahead <= len(live.tokens)
-            if lane.computed > lane.first and ((donated and proved) or not self.tails):
-                self.oracle.must_know(lane.path, lane.computed)
+        donated = how != "finish" or "answer_end" in self.world.config.placement
+        kept = lane.computed
+        if back and how != "preempt" and self.tails and mark is not None and mark <= lane.computed - back:
+            kept = mark if self.stateful else lane.computed - back
+        if publish and (how != "abort" or self.tails):
+            proved = kept + self.geometry.lookahead <= len(live.tokens)
+            if lane.computed > lane.first and ((donated and proved and self.world.roomy) or not self.tails):
+                self.oracle.must_know(lane.path, kept)
+        reach = [] if how == "preempt" else [[lane.computed - back]]
         self.lives.remove(live)  # what it resumed from may be evicted in this very call
-        getattr(self.cache, how)(np.array([live.row], dtype=np.int64))
+        getattr(self.cache, how)(np.array([live.row], dtype=np.int64), *reach)
         if self.objections:
             raise self.objections[0]
         self.judge_wishes(live, ended=True)
@@ -240,12 +252,12 @@ class Driver(Keeping):
         self.past.append((live.namespace, list(live.tokens)))
         if publish and lane.computed > lane.first and self.world.roomy:
             proved = len(live.tokens) - self.geometry.lookahead
-            if not self.tails and how != "abort":
+            if not self.tails:
                 right = min(lane.computed, proved)
                 assert self.oracle.resident_to(lane.path) >= right, f"{how} forgot what was computed"
-            elif self.tails and donated and lane.computed <= proved:
-                key = lane.path[lane.computed + self.geometry.lookahead]
-                assert key in self.oracle.checkpoints, f"{how} donated nothing"
+            elif donated and kept <= proved:
+                key = lane.path[kept + self.geometry.lookahead]
+                assert key in self.oracle.checkpoints, f"{how} donated nothing at {kept}"
         self.check()
 
     def close(self) -> None:

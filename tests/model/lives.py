@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from tests.model.oracle import Names, Oracle
-from tests.model.shadow import Lane, Shadow
+from tests.model.shadow import Lane, Shadow, first_served
 from tests.model.worlds import World
 
 from headway.cache import Media, PrefixCache, ResidentShrunk, Symbols, TableKind
@@ -43,6 +43,7 @@ class Live:
         doomed: Its step failed: it can only be aborted.
         flying: Tokens that each of its steps under way computes, oldest first.
         attached: No reset has come over it.
+        bookmark: Where it may have to end, if it was told to remember that.
         own_blocks: It keeps its own blocks: what stood in its row when it was seen last, by table.
     """
 
@@ -57,6 +58,7 @@ class Live:
     doomed: bool = False
     flying: list[int] = field(default_factory=list)
     attached: bool = True
+    bookmark: int | None = None
     own_blocks: list[dict[int, int]] | None = None
 
     @property
@@ -136,7 +138,12 @@ class Lives:
         self.tails = any(t.kind is not TableKind.PREFIX for t in self.geometry.tables)
         self.stateful = self.geometry.state_table is not None
         self.oracle = Oracle(
-            self.names, self.geometry.lookahead, self.tails, self.world.ghosts_kept, clock=lambda: self.now
+            self.names,
+            self.geometry.lookahead,
+            self.tails,
+            self.world.ghosts_kept,
+            clock=lambda: self.now,
+            first_served=lambda position: first_served(self.geometry, position),
         )
         self.shadow = Shadow(self.geometry, config.blocks, self.names)
         self.listen()

@@ -90,10 +90,13 @@ class Oracle:
         lookahead: Largest lookahead of any group.
         tails: Whether the model has groups that resume only at checkpoints.
         ghosts_kept: Whether nothing computed can have been forgotten (a large enough bound on history).
+        first_served: The first position that a checkpoint serves which holds no more than it needs, by its own.
         clock: The time.
         computed: Keys of what leases that may publish have committed, and how often: an upper bound of what is known.
         surely: Keys of what was committed and must be known, if ghosts are kept.
         checkpoints: Key -> kind, as told by events.
+        served: Key -> keys of the checkpoints behind it that serve it too, because they hold all that it needs.
+        first: Key of a checkpoint -> the first position that it ever served.
         resident: Keys of what is resident, as told by events.
         evicted: Key -> the checkpoint that was evicted there last, where none was taken again.
         trimmed: Keys of what was resident, was evicted, and is not resident again.
@@ -106,9 +109,12 @@ class Oracle:
     tails: bool
     ghosts_kept: bool
     clock: Callable[[], float] = lambda: 0.0
+    first_served: Callable[[int], int] = lambda position: position
     computed: dict[int, int] = field(default_factory=dict)
     surely: set[int] = field(default_factory=set)
     checkpoints: dict[int, str] = field(default_factory=dict)
+    served: dict[int, set[int]] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)
     resident: set[int] = field(default_factory=set)
     evicted: dict[int, Gone] = field(default_factory=dict)
     trimmed: dict[int, Gone] = field(default_factory=dict)
@@ -127,15 +133,30 @@ class Oracle:
     def _on_CheckpointStored(self, event: Any, path: list[int]) -> None:  # noqa: N802
         assert path[-1] in self.computed, f"a checkpoint at {event.position} that nobody computed and published"
         assert path[-1] not in self.checkpoints, "a second checkpoint at one position"
+        right = self.first_served(event.position)  # it may hold more while memory is free
+        assert 1 <= event.first <= right, f"the checkpoint at {event.position} serves {right}, told is {event.first}"
+        self.first[path[-1]] = min(event.first, self.first.get(path[-1], right))
         self.checkpoints[path[-1]] = event.kind
         self.evicted.pop(path[-1], None)
+        for key in path[event.first + self.lookahead : -1]:
+            self.served.setdefault(key, set()).add(path[-1])
 
     def _on_CheckpointRemoved(self, event: Any, path: list[int]) -> None:  # noqa: N802
         assert self.checkpoints.get(path[-1]) == event.kind, "a removed checkpoint that was not stored"
         del self.checkpoints[path[-1]]
+        for key in path:
+            if key in self.served:
+                self.served[key].discard(path[-1])
         if event.cause == "evicted":
             self.evictions.append(("checkpoint", path[-1]))
             self.evicted[path[-1]] = self._gone(path[-1], event.kind)
+
+    def _on_CheckpointReduced(self, event: Any, path: list[int]) -> None:  # noqa: N802
+        assert path[-1] in self.checkpoints, "a checkpoint that is not there gives something up"
+        assert event.first == self.first_served(event.position), "a checkpoint gives up more or less than it can"
+        for key in path[: event.first + self.lookahead]:
+            if key in self.served:
+                self.served[key].discard(path[-1])
 
     def _on_ResidentGrown(self, event: Any, path: list[int]) -> None:  # noqa: N802
         for key in path[self.lookahead + 1 :]:
@@ -225,7 +246,8 @@ class Oracle:
         limit = min(length - 1, length - self.lookahead)
         if not self.tails:
             return max(0, min(limit, self.resident_to(path)))
-        return max((p for p in range(1, limit + 1) if path[p + self.lookahead] in self.checkpoints), default=0)
+        keys = {p: path[p + self.lookahead] for p in range(1, limit + 1)}
+        return max((p for p, key in keys.items() if key in self.checkpoints or self.served.get(key)), default=0)
 
     def resident_to(self, path: Sequence[int]) -> int:
         """Entries of a path that are resident."""
@@ -250,8 +272,9 @@ class Oracle:
             kept = [one for one in part.checkpoints if one.position <= part.stop]
             assert {one.position: one.kind for one in kept} == known
             for one in (*kept, *(lost for lost in part.lost if lost.position <= part.stop)):
-                most = self.wanted[inside[one.position]]
-                assert one.uses <= most, f"{one}, but {most} requests went on behind it"
+                first = self.first.get(inside[one.position], one.position)
+                most = self.wanted[keys[first]]
+                assert one.uses <= most, f"{one}, but {most} requests went on behind {first}"
             for lost in part.lost:
                 assert lost.position > part.stop or inside[lost.position] in self.evicted, f"{lost} did not go"
 

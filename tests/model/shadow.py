@@ -20,7 +20,7 @@ from tests.model.oracle import Names
 
 from headway.cache import CacheGeometry, TableGeometry, TableKind
 
-__all__ = ["Lane", "Shadow", "first_needed"]
+__all__ = ["Lane", "Shadow", "first_needed", "first_served"]
 
 _NOTHING = -1
 _STATE_PARTS = 64
@@ -287,6 +287,26 @@ class Shadow:
                     f"{what}: block {block} of table {table.index} is written at [{low}, {high}) and read there"
                 )
                 assert block not in lane.wrote or lane.computed // table.span != j, f"{what}: both write block {block}"
+
+
+def first_served(geometry: CacheGeometry, position: int) -> int:
+    """First position that a checkpoint at `position` serves: down to there it holds all that each position needs.
+
+    It holds a state after its own tokens alone; of a window whole blocks, from that of the first entry that it needs
+    on; of a chunk the entries of its own.
+    """
+    tables = [table for table in geometry.tables if table.kind is not TableKind.PREFIX]
+    held = [first_needed(table, position) for table in tables]
+    held = [h - h % t.span if t.kind is TableKind.WINDOW else h for h, t in zip(held, tables, strict=True)]
+
+    def holds(place: int) -> bool:
+        needs = [first_needed(table, place) for table in tables]
+        enough = [n >= h or n == place for n, h in zip(needs, held, strict=True)]
+        return all(enough) and all(table.kind is not TableKind.STATE for table in tables)
+
+    while position > 1 and holds(position - 1):
+        position -= 1
+    return position
 
 
 def first_needed(table: TableGeometry, position: int) -> int:

@@ -111,14 +111,24 @@ class CacheMachine(RuleBasedStateMachine):
         self.driver.complete(self.driver.flights[0], accepted, shorter=shorter, fails=fails == 1)
 
     @precondition(running)
-    @rule(which=_WHICH, how=st.sampled_from(["preempt", "come back", "abort", "finish", "finish"]))
-    def end(self, which: int, how: str) -> None:
-        """A request ends, wherever it stands."""
+    @rule(
+        which=_WHICH,
+        how=st.sampled_from(["preempt", "come back", "abort", "finish", "finish"]),
+        back=st.sampled_from([0, 0, 1, 3]),
+    )
+    def end(self, which: int, how: str, back: int) -> None:
+        """A request ends, wherever it stands, or some tokens before."""
         live = self.pick(which)
         if how != "finish" or live.lane.computed >= live.prompt_length:
-            self.driver.end(live, "preempt" if how == "come back" else how)
+            self.driver.end(live, "preempt" if how == "come back" else how, back)
         if how == "come back" and live not in self.driver.lives:
             self.driver.come_back(live)
+
+    @precondition(running)
+    @rule(which=_WHICH)
+    def bookmark(self, which: int) -> None:
+        """A request remembers where it stands."""
+        self.driver.bookmark(self.pick(which))
 
     @rule(several=st.lists(probes(), min_size=1, max_size=3), rare=st.integers(0, 15))
     def probe(self, several: list[Probe], rare: int) -> None:

@@ -26,7 +26,7 @@ from headway.cache import (
 
 
 def event(name: str, position: int, tokens: list[int], **more: object) -> object:
-    made = type(name, (SimpleNamespace,), {})
+    made = type(name, (SimpleNamespace,), {"first": position})
     return made(namespace=0, position=position, prefix=np.array(tokens, dtype=np.int32), **more)
 
 

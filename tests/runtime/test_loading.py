@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.runtime.tiny_models import tiny_model
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from headway.cache import CacheGeometry, FullAttention
@@ -230,3 +234,100 @@ def test_tokens_are_counted_over_all_tables_of_full_attention() -> None:
     geometry = CacheGeometry(groups, block_tokens=16)
     assert [table.span for table in geometry.tables] == [16, 4]
     assert capacity(100, geometry).tokens == 320  # 5 blocks for each 16 tokens
+
+
+def rewritten(saved: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], None], **config: Any) -> str:
+    """A copy of a model with other weights, or another config."""
+    shutil.copytree(saved, to)
+    weights = load_file(to / "model.safetensors")
+    change(weights)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()}, to / "model.safetensors", {"format": "pt"}
+    )
+    told = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(told | config))
+    return str(to)
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda w: w.pop(NORM), f"lacks weights: {NORM};"),
+        (lambda w: w.update({NORM: torch.ones(3)}), rf"has weights of other shapes .*: {NORM} \[3\] for \[64\];"),
+        (lambda w: w.update(extra=torch.ones(3)), "knows nothing of: extra;"),
+        (lambda w: [w.pop(k) for k in list(w) if ".layers.2." in k], r"lacks weights: .* and \d+ more;"),
+    ],
+    ids=["missing", "mismatched", "left", "many"],
+)
+def test_a_checkpoint_that_is_not_what_its_config_says(saved: Path, tmp_path: Path, change: Any, text: str) -> None:
+    with pytest.raises(ModelError, match=text) as refused:
+        load_model(rewritten(saved, tmp_path / "m", change))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_weight_that_is_nan_is_named(saved: Path, tmp_path: Path) -> None:
+    source = rewritten(saved, tmp_path / "m", lambda w: [w[NORM].fill_(torch.nan)])
+    with pytest.raises(ModelError, match=f"its weight {NORM} has numbers that are NaN"):
+        load_model(source)
+
+
+def test_weights_that_a_checkpoint_may_have_besides(saved: Path, tmp_path: Path) -> None:
+    known = ("mtp.fc.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "model.visual.blocks.0.norm.weight")
+    source = rewritten(saved, tmp_path / "m", lambda w: w.update({name: torch.ones(3) for name in known}))
+    assert load_model(source).layout == load_model(str(saved)).layout
+
+
+def test_tied_embeddings_are_not_missing(tmp_path: Path, saved: Path) -> None:
+    config = tiny_model("Qwen3").config.to_dict() | {"tie_word_embeddings": True}
+    model = AutoModelForCausalLM.from_config(type(tiny_model("Qwen3").config)(**config))
+    model.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(saved / file, tmp_path)
+    load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"model.Q4_K_M.gguf": ""}, "holds GGUF weights"),
+        ({"adapter_config.json": '{"base_model_name_or_path": "org/base"}'}, r"adapter \(LoRA\) for 'org/base'.*merge"),
+        ({"config.json": '{"model_type": "llama", "draft_vocab_size": 32000}'}, r"drafter \(EAGLE-3\).*give the model"),
+        ({"config.json": '{"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}'}, r"drafter \(DFlash\)"),
+        ({"config.json": '{"model_type": "t5", "is_encoder_decoder": true}'}, r"an encoder-decoder \(t5\)"),
+        ({"config.json": '{"model_type": "bart"}'}, r"an encoder-decoder \(bart\)"),
+        (
+            {"config.json": '{"model_type": "qwen3", "quantization_config": {"quant_method": "awq"}}'},
+            r"quantised \(awq\)",
+        ),
+        ({"config.json": '{"model_type": "own", "auto_map": {"AutoConfig": "c.C"}}', "c.py": "1/0"}, "never run"),
+    ],
+)
+def test_formats_that_are_not_served_are_named(tmp_path: Path, files: dict[str, str], text: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ModelError, match=text) as refused:
+        load_model(str(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_gguf_file_is_named() -> None:
+    with pytest.raises(ModelError, match=r"'org/model.gguf' holds GGUF weights"):
+        resolve_source("org/model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--pcp", "2"), "no executor splits a prompt over ranks yet"),
+        (("--interleave", "3"), "leave --interleave out"),
+        (("--dcp", "2", "--interleave", "3"), "does not divide block_tokens=16"),
+    ],
+)
+def test_inspect_refuses_what_serve_refuses(options: tuple[str, ...], text: str) -> None:
+    result = CliRunner().invoke(app, ["inspect", *options])
+    assert isinstance(result.exception, ConfigError)
+    assert text in str(result.exception)

@@ -45,7 +45,8 @@ def test_models_that_cannot_continue_by_several_tokens(name: str, dtype: torch.d
     assert found.single_steps
     assert found.chunks > 0.3
     assert found.warning is not None
-    assert "prefix reuse is off" in found.warning
+    assert "does not continue from a cached state by several tokens" in found.warning
+    assert 0 < found.step_tokens < 200
 
 
 def test_a_model_with_a_state_outside_its_cache_is_refused() -> None:
@@ -60,10 +61,9 @@ def test_a_continuation_that_raises_is_not_a_crash(monkeypatch: pytest.MonkeyPat
 
     @functools.wraps(forward)
     def refuse(*args: object, **kwargs: object) -> object:
-        tokens, positions = kwargs["input_ids"], kwargs["position_ids"]
+        tokens, held = kwargs["input_ids"], kwargs.get("cache")
         assert isinstance(tokens, torch.Tensor)
-        assert isinstance(positions, torch.Tensor)
-        if tokens.shape[1] > 1 and int(positions[0, 0]) > 0:
+        if tokens.shape[1] > 1 and isinstance(held, PagedCache) and held.get_seq_length() > 0:
             raise RuntimeError("shapes do not match")
         return forward(*args, **kwargs)
 
@@ -98,6 +98,41 @@ def test_a_window_one_token_too_wide_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 def test_large_models_are_probed_with_short_texts() -> None:
     layout = inspect_model(tiny_model("Gemma3"))
-    assert selfcheck._probe_length(layout) == 96
+    assert selfcheck._probe_length(layout, ()) == 96
+    assert selfcheck._probe_length(layout, (200,)) == 200 + 100 + 16
     huge = dataclasses.replace(layout, cost=ComputeCost(linear=2 * 70e9))
-    assert selfcheck._probe_length(huge) == 32
+    assert selfcheck._probe_length(huge, (200,)) == 32
+
+
+def test_frequencies_that_depend_on_the_whole_forward_are_found() -> None:
+    """LongRoPE taken for ordinary positions: a row at the far end changes those beside it."""
+    layout = dataclasses.replace(inspect_model(tiny_model("Phi3Long")), long_rope=None)
+    with pytest.raises(ModelError, match="couple the rows"):
+        self_check(tiny_model("Phi3Long"), layout)
+
+
+def test_a_switch_of_frequencies_out_of_reach_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text reaches the original length: positions around it do, and those at the far end."""
+    monkeypatch.setattr(selfcheck, "_FLOPS_LIMIT", 1.0)
+    model = tiny_model("Phi3Long")
+    layout = inspect_model(model)
+    assert self_check(model, layout).tokens == 32
+    with pytest.raises(ModelError, match="couple the rows"):
+        self_check(model, dataclasses.replace(layout, long_rope=None))
+
+
+def test_entries_that_depend_on_later_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("Qwen3")
+    hook = model.get_input_embeddings().register_forward_hook(lambda *given: given[2] + 0.1 * given[2].amax(1, True))
+    try:
+        with pytest.raises(ModelError, match="continuation by single tokens"):
+            self_check(model, inspect_model(model))
+    finally:
+        hook.remove()
+
+
+def test_texts_are_cut_on_each_side_of_every_length_that_the_configuration_names() -> None:
+    named = sorted(set(selfcheck._named(selfcheck._LENGTHS, tiny_model("GptOss").config.to_dict())))
+    assert 32 in named
+    assert {1, 31, 32, 33} <= set(selfcheck._cuts(76, 96, named, states=False))
+    assert {63, 64, 65} <= set(selfcheck._cuts(76, 96, named, states=True))

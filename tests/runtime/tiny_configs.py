@@ -382,6 +382,48 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """More classes that the self-check finds sound; too many to run every test with."""
 
+_TWO_SETS = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 96,
+    "short_factor": [1.0 + 0.05 * i for i in range(8)],
+    "long_factor": [2.0 + 0.7 * i for i in range(8)],
+}
+
+LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "Phi3Long": (
+        "Phi3Config",
+        MORE["Phi3"][1]
+        | {"original_max_position_embeddings": 96, "rope_parameters": _TWO_SETS | {"partial_rotary_factor": 1.0}},
+    ),
+    "PhimoeLong": (
+        "PhimoeConfig",
+        {
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 4,
+            "rope_parameters": _TWO_SETS | {"short_mscale": 1.1, "long_mscale": 1.3},
+        },
+    ),
+    "LlamaLong": ("LlamaConfig", MORE["Llama"][1] | {"rope_parameters": _TWO_SETS | {"factor": 4.0}}),
+}
+"""With two sets of rotary frequencies. `generate()` computes the first two anew at 96 tokens, and not the third."""
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeepseekV32": (
+        "DeepseekV32Config",
+        MODELS["DeepseekV3"][1] | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 16},
+    ),
+    "Inkling": (
+        "InklingTextConfig",
+        GQA | {"intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 3, "n_routed_experts": 4},
+    ),
+    "Falcon": ("FalconConfig", {"num_hidden_layers": 2, "num_attention_heads": 4}),
+}
+"""Classes whose attention asks for what is not computed here."""
+
 WIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3NextWide": (
         "Qwen3NextConfig",

@@ -7,11 +7,12 @@ clear of the lower limit that some classes apply in one of their two paths only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 import transformers
-from tests.runtime.tiny_configs import COMMON, MODELS, MORE, WIDE
+from tests.runtime.tiny_configs import COMMON, LONG, MODELS, MORE, REFUSED, WIDE
 from transformers import PreTrainedModel
 
 SOUND = (
@@ -36,16 +37,21 @@ SOUND = (
 )
 """Models of `MODELS` whose chunked continuation equals their own full forward in transformers."""
 
-ALSO_SOUND = tuple(MORE)
+ALSO_SOUND = (*MORE, *LONG)
 
 
 @cache
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
     """Return the tiny model `name` in fp32 on the CPU. The same object for the same arguments: do not change it."""
-    config_name, arguments = (MODELS | MORE | WIDE)[name]
+    config_name, arguments = (MODELS | MORE | WIDE | LONG | REFUSED)[name]
     config = getattr(transformers, config_name)(**(COMMON | arguments))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    return with_random_weights(model, seed)
+
+
+def with_random_weights(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """Draw a model's weights anew, in place, and let it answer beyond its end token; returns it."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -57,9 +63,14 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
 
 @cache
 def generated(name: str, prompt: tuple[int, ...], count: int) -> tuple[list[int], torch.Tensor]:
-    """Greedy answer by transformers alone, and the logits of its first token."""
+    """Greedy answer of a tiny model by transformers alone, and the logits of its first token."""
+    return answer_of(tiny_model(name), prompt, count)
+
+
+def answer_of(model: PreTrainedModel, prompt: Sequence[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy answer of a model by transformers alone, and the logits of its first token."""
     tokens = torch.tensor([prompt])
-    output = tiny_model(name).generate(
+    output = model.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
         max_new_tokens=count,

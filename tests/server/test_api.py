@@ -178,9 +178,9 @@ def test_cache_control_marks_where_others_will_part(server: Running):
         )
 
     first, second = talk("What is it", mark=True), talk("Who are you", mark=False)
-    end = len("<system>You are a helpful machine</>")
+    end = len("<system>You are a helpful machine")
     assert first["headway"]["breakpoints"] == [end]
-    assert cached(second) == end
+    assert cached(second) == end + len("</>"), "the message ends there for both"
     assert second["headway"]["resumed_from"] in ("breakpoint", "boundary")
 
 

@@ -121,6 +121,7 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
         (("--api-key", "k", "--salt-by-key", "--record", "x", "--record-form", "tokens"), "record hashes"),
         (("--eviction", "fifo"), "it must be one of value, lru, greedy-dual"),
         (("--host", "no.such.host.invalid"), "no address"),
+        (("--record-form", "tokens"), "nothing is recorded: add --record FILE"),
     ],
 )
 def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):

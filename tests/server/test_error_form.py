@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.server.fakes import Running, running
+from tests.server.fakes import CharTokenizer, Running, running
 
 from headway.engine import StepWork
 
@@ -246,3 +246,37 @@ def test_a_reset_during_a_step_that_hangs_says_that_it_will_come():
         assert response.status_code == 503
         assert "when it has ended" in response.json()["error"]["message"]
         assert answer.result()["choices"][0]["text"] == server.expected("Hello", 2)
+
+
+def test_a_row_that_is_not_finite_is_an_error_and_its_neighbour_goes_on(server: Running):
+    together = threading.Barrier(2, timeout=30)
+
+    def ask(text: str, stream: bool) -> str:
+        body = {"prompt": text, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "stream": stream}
+        together.wait()
+        return server.http.post("/v1/completions", json=body).text
+
+    def late(work: StepWork) -> list[int]:
+        asks = enumerate(work.samples)
+        return [
+            i
+            for i, ask in asks
+            if ask is not None and ask.prompt[0] == CharTokenizer().encode("b")[0] and len(ask.output) > 3
+        ]
+
+    server.device.not_finite = late
+    try:
+        with ThreadPoolExecutor() as pool:
+            streamed, whole = pool.submit(ask, "bad one", True), pool.submit(ask, "good one", False)
+            assert json.loads(whole.result(60))["choices"][0]["finish_reason"] == "length"
+        *chunks, last = [line for line in streamed.result(60).splitlines() if line]
+        assert len(chunks) >= 1
+        error = json.loads(last.removeprefix("data: "))["error"]
+        answer = server.complete("bad two", 500, max_tokens=12, ignore_eos=True)
+        assert answer["error"]["code"] == error["code"] == "not_finite"
+        assert answer["error"]["type"] == "server_error"
+        assert "NaN or infinite" in answer["error"]["message"]
+    finally:
+        server.device.not_finite = lambda work: ()
+    assert server.http.get("/health").json() == {"status": "ok", "not_finite": 2}
+    assert "headway_not_finite_total 2.0" in server.http.get("/metrics").text

@@ -5,7 +5,14 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 
 from headway.cache.config import CacheConfig
 from headway.cache.index.displaced import Displaced
-from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Event, ResidentGrown, ResidentShrunk
+from headway.cache.index.events import (
+    CheckpointReduced,
+    CheckpointRemoved,
+    CheckpointStored,
+    Event,
+    ResidentGrown,
+    ResidentShrunk,
+)
 from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import KeptCheckpoint, Path, PathPart
@@ -37,6 +44,7 @@ __all__ = [
     "CacheGeometry",
     "CacheStats",
     "Candidate",
+    "CheckpointReduced",
     "CheckpointRemoved",
     "CheckpointStored",
     "ChunkedLocal",

@@ -34,6 +34,8 @@ def check(index: PrefixIndex, leases: LeaseTable) -> None:
     assert tree.pins == sum(len(edge.pins) for edge in edges), "wrong count of pins"
     kept = sum(not one.floats for edge in edges for one in edge.checkpoints)
     assert tree.checkpoints == kept, "wrong count of checkpoints"
+    sizes = sum(one.blocks for edge in edges for one in edge.checkpoints)
+    assert tree.checkpoint_blocks == sizes, "wrong count of block ids in checkpoints"
 
 
 def _check_edge(edge: Edge, index: PrefixIndex) -> None:
@@ -70,6 +72,11 @@ def _check_records(edge: Edge, index: PrefixIndex) -> None:
         assert edge.trim is None
         if edge.idle:
             assert edge.resident == edge.last_checkpoint, "unreachable entries are kept"
+        first = [index.geometry.serves_from(c.position, [s.first for s in c.sections]) for c in edge.checkpoints]
+        assert first == [c.first for c in edge.checkpoints], "a checkpoint serves from elsewhere than its blocks say"
+        early = [c.first for c in edge.checkpoints if c.first < c.position]
+        lowest = min([*early, *(child.reach for child in edge.children.values())], default=edge.reach)
+        assert edge.reach <= lowest, "a checkpoint serves more than its edge says"
     assert all(position == one.position for position, one in edge.lost.items()), "a lost checkpoint at a wrong place"
     assert all(edge.start < position <= edge.computed for position in edge.lost), "a loss where nothing was computed"
     assert index.floats or edge.lost.keys().isdisjoint(marks), "a checkpoint is both kept and lost"
@@ -149,6 +156,8 @@ def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, counts: 
         counts.add(source, table.kind is TableKind.STATE, *held)
     for export in record.exports.values():
         counts.add(export.destination, True, *held)
+    if record.bookmark is not None and len(record.bookmark.state):
+        counts.add(record.bookmark.state, True, *held)
 
 
 def _distinct(ids: Ids | Longs, blocks: int) -> bool:

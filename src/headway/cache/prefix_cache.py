@@ -32,7 +32,7 @@ from headway.cache.guard import Clock, Guarded, guarded
 from headway.cache.index.displaced import find_displaced
 from headway.cache.index.edge import Edge
 from headway.cache.index.events import Event
-from headway.cache.index.explain import Explanation, Waterfall, explain_match
+from headway.cache.index.explain import Explanation, Reason, Waterfall, explain_match
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
@@ -43,7 +43,7 @@ from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import Step
-from headway.cache.lease.table import BROKEN, RUNNING, Lease, LeaseTable
+from headway.cache.lease.table import AHEAD, BROKEN, FAR, RUNNING, Lease, LeaseTable
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.geometry import Ids
@@ -224,6 +224,14 @@ class PrefixCache(Guarded):
         matched = self._matched(at.position, prompt)
         return Hit(tokens, matched, kind, prompt, at, checkpoint, self._index, self._index.version)
 
+    def _true_now(self, hit: Hit | None, prompt: Prompt) -> Hit:
+        """`hit`, or a new one if it is not that of `prompt` or the cache has changed since."""
+        if hit is not None and hit.index is not self._index:
+            raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
+        if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
+            return self._lookup(prompt)
+        return hit
+
     @guarded
     def lookup_batch(self, prompts: Iterable[Prompt]) -> list[Hit]:
         """`lookup` for each of `prompts`."""
@@ -255,7 +263,7 @@ class PrefixCache(Guarded):
     # ---- leases
 
     @guarded
-    def lease(self, prompt: Prompt, hit: Hit | None = None, own_blocks: bool = False) -> Lease:
+    def lease(self, prompt: Prompt, hit: Hit | None = None, own_blocks: bool = False, *, least_hit: int = 0) -> Lease:
         """Start a request: enter its path, hold what it resumes from, and plan its checkpoints.
 
         Args:
@@ -264,22 +272,45 @@ class PrefixCache(Guarded):
             own_blocks: The lease keeps its blocks until it ends: an entry of its row in `tables` stays what it is once
                 it is given, but for windows and chunks, whose entries go as the tokens leave their reach. Otherwise,
                 where others published the same tokens first, it takes over their blocks and frees its own.
+            least_hit: A hit of fewer tokens is given up, where computing them anew is cheaper than going on from it.
 
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
         """
-        if hit is not None and hit.index is not self._index:
-            raise LeaseError("this hit is another cache's: look the prompt up in the cache that leases it")
-        if hit is None or hit.version != self._index.version or hit.prompt is not prompt:
-            hit = self._lookup(prompt)
+        hit = self._true_now(hit, prompt)
         affordable = self._opener.admit(hit)
         explanation = self._explain(hit)
-        if not affordable:
+        if not affordable or hit.tokens < least_hit:
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
-            explanation = explanation.without_hit()
+            explanation = explanation.without_hit(Reason.COMPUTED_ANEW if affordable else Reason.NO_ROOM)
         self.waterfall.add(explanation)
         row = self._opener.open(hit, explanation, own_blocks=own_blocks)
         return Lease(self._leases, row)
+
+    @guarded
+    def reach(self, hit: Hit, row: int) -> int:
+        """Where the prompt of `hit` could resume if it waited for a running lease. Changes nothing.
+
+        Returns:
+            The deepest position on the common path of both that the lease is yet to compute, and at which it keeps a
+            checkpoint, or would if it is asked to (`keep_at`); 0 if there is none. What others have computed by then,
+            such as `hit` itself, is not considered.
+
+        Raises:
+            LeaseError: Not a running lease, or another cache's hit.
+        """
+        self._leases.check_row(row, RUNNING, AHEAD)
+        return self._opener.reach(self._true_now(hit, hit.prompt), row)
+
+    @guarded
+    def keep_at(self, row: int, position: int) -> None:
+        """Let a running lease keep a checkpoint at `position`, which `reach` returned, as a junction.
+
+        Raises:
+            LeaseError: Not a running lease.
+        """
+        self._leases.check_row(row, RUNNING, AHEAD)
+        self._opener.keep_at(row, position)
 
     # ---- steps
 
@@ -348,22 +379,49 @@ class PrefixCache(Guarded):
         self._committer.commit(step, counts, sampled, sampled_counts)
 
     @guarded
-    def fail(self, step: Step) -> None:
+    def fail(self, step: Step, rows: ArrayLike | None = None) -> None:
         """The ranks failed in `step`: nothing of it counts or is published. Its leases can only be aborted.
 
         A newer step under way is undone for them, as by `commit`; other leases of that step are not concerned. What
         they had committed before stays reusable, so a retry is a new lease with a hit.
 
+        Args:
+            step: What `extend` returned.
+            rows: int [k], leases of the step that failed; their entries in its `counts` become 0, and the step is still
+                to be committed for the others. All of them if not given.
+
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._committer.fail(step)
+        self._committer.fail(step, rows)
 
     # ---- the end
 
     @guarded
-    def finish(self, rows: ArrayLike) -> None:
+    def bookmark(self, rows: ArrayLike) -> None:
+        """Remember where leases stand now, in place of where they stood before: they may have to end there.
+
+        For answers that may end before their last token: where a stop string begins, or a character that may stay
+        unfinished. A state cannot be taken back, so the next step copies it first. Nothing happens where no memory
+        is free for the copy, and where a later step of the lease has none it is let go.
+
+        Args:
+            rows: int [n], rows of running leases without a step under way.
+
+        Raises:
+            LeaseError: Misuse; nothing has changed.
+        """
+        which = longs("rows", rows).reshape(-1)
+        self._leases.check_rows(which, RUNNING, RUNNING)
+        for row in which.tolist():
+            self._committer.bookmark(row)
+
+    @guarded
+    def finish(self, rows: ArrayLike, reach: ArrayLike | None = None) -> None:
         """Requests are done. Their running states become checkpoints (placement `answer_end`), their blocks are freed.
+
+        `reach`, int [n], says up to where others can come, for example the end of the text that a client has got. Of
+        a lease that was computed further, the state at its bookmark is kept instead, where that is not further, too.
 
         With groups of lookahead 2 or more the end of an answer cannot be kept: its entries depend on tokens that nobody
         knows yet. The same holds for `preempt`.
@@ -371,7 +429,7 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None)
+        self._end(rows, "answer_end" if self._placement.answer_end or self._index.floats else None, reach)
 
     @guarded
     def preempt(self, rows: ArrayLike) -> None:
@@ -383,20 +441,28 @@ class PrefixCache(Guarded):
         self._end(rows, "preempt")
 
     @guarded
-    def abort(self, rows: ArrayLike) -> None:
-        """Requests end at once and leave only what they had published. The one way out of a failed step.
+    def abort(self, rows: ArrayLike, reach: ArrayLike | None = None) -> None:
+        """Requests are given up. What their steps have committed is kept as by `preempt`: the client may come back.
+
+        `reach` is that of `finish`. The one way out of a failed step, after which the running state cannot be trusted:
+        then only what had been published stays.
 
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, None, BROKEN)
+        self._end(rows, "abort", reach, BROKEN)
 
-    def _end(self, rows: ArrayLike, donate: str | None, first_phase: int = RUNNING) -> None:
+    def _end(
+        self, rows: ArrayLike, donate: str | None, reach: ArrayLike | None = None, first_phase: int = RUNNING
+    ) -> None:
         which = longs("rows", rows).reshape(-1)
+        ends = np.full(len(which), FAR) if reach is None else longs("reach", reach).reshape(-1)
+        if len(ends) != len(which):
+            raise LeaseError(f"give one position of `reach` for each of the {len(which)} leases, not {len(ends)}")
         self._leases.check_rows(which, first_phase, RUNNING)
-        for row in which.tolist():
-            if donate is not None:
-                self._committer.donate(row, donate)
+        for row, end in zip(which.tolist(), ends.tolist(), strict=True):
+            if donate is not None and self._leases.phase.item(row) == RUNNING:
+                self._committer.donate(row, donate, end)
             self._committer.close(row)
 
     # ---- wishes about what is kept

@@ -7,11 +7,12 @@ Nothing imported here needs torch: the scheduler runs as well in a replay of tra
 `build`, is imported by those who want it.
 """
 
-from headway.engine.config import EngineConfig, ParallelConfig
+from headway.engine.config import DEFAULT_WAIT_TOKENS, EngineConfig, ParallelConfig
 from headway.engine.engine import Engine, Vocabulary
 from headway.engine.errors import (
     EngineBusyError,
     EngineStoppedError,
+    NotFiniteError,
     QueueFullError,
     RanksLostError,
     RequestFailedError,
@@ -36,6 +37,7 @@ from headway.engine.tokenizer import HubTokenizer, TextTokenizer
 from headway.runtime.interface import RowAnswer, TokenLogprob
 
 __all__ = [
+    "DEFAULT_WAIT_TOKENS",
     "Delta",
     "DraftPlanner",
     "Engine",
@@ -48,6 +50,7 @@ __all__ = [
     "FairQueue",
     "GenerationRequest",
     "HubTokenizer",
+    "NotFiniteError",
     "Observer",
     "ParallelConfig",
     "QueueFullError",

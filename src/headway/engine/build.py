@@ -47,6 +47,9 @@ __all__ = ["BuiltEngine", "build_engine", "engine_of"]
 logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
+_WHERE_ONE_PIECE_ENDS = ("prompt_end", "answer_end", "breakpoint", "boundary")
+"""Kinds of places at which a prompt in one piece may end, so that single steps follow; the engine says which do."""
+
 
 @dataclass(frozen=True)
 class BuiltEngine:
@@ -84,6 +87,7 @@ def build_engine(source: str | None, config: EngineConfig, progress: Progress = 
         ConfigError: Options that cannot work, or not enough memory.
         RanksLostError: A rank died on the way.
     """
+    _drafter_groups(DraftSource.of(config), source, config)  # a drafter that is not there is told before anything loads
     progress(f"loading {source or 'the built-in model'}")
     if config.parallel.kind != "local":
         return _build_on_ranks(source, config, progress)
@@ -104,7 +108,7 @@ def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = la
     drafts = DraftSource.of(config)
     require_verifiable(drafts, loaded.name, check)
     drafter = drafts.load(loaded)
-    config = _after_check(config, check)
+    config = _after_check(config, loaded.layout, check)
     progress("making room for the cache")
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
     cache = PrefixCache(_cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
@@ -131,7 +135,7 @@ def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress
         check = loaded[0].check
         assert check is not None, "rank 0 checks the model"
         require_verifiable(drafts, name, check)
-        config = _after_check(config, check)
+        config = _after_check(config, layout, check)
         progress("making room for the cache on every rank")
         cache = PrefixCache(_cache_config(layout, config, _memory(loaded, config), drafter))
         measured = _make_room(executor, cache, config, check)
@@ -156,19 +160,27 @@ class _Model:
     ) -> BuiltEngine:
         """Put an engine together. Its tokenizer is a copy: what the caller sets on another is no matter of it."""
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
-        vocabulary = Vocabulary(self.layout.vocab_size, decode, self.eos, self.layout.max_tokens)
+        layout = self.layout
+        vocabulary = Vocabulary(layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope)
         planner = planner_of(measured)
         engine = Engine(cache, executor, config, vocabulary, planner=planner)
         room = capacity(cache.config.blocks, cache.geometry)
         return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)
 
 
-def _after_check(config: EngineConfig, check: SelfCheck) -> EngineConfig:
+def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) -> EngineConfig:
     """The options that a model's self-check leaves, with a warning where that is not what was asked for."""
+    if layout.grows and layout.max_tokens is not None:
+        logger.warning(
+            "%s changes its rotary frequencies with every token behind %d (dynamic NTK scaling), so that answers would "
+            "depend on earlier requests: requests are limited to %d tokens",
+            *(layout.model, layout.max_tokens, layout.max_tokens),
+        )
     if check.warning is None:
         return config
     logger.warning("%s", check.warning)
-    return replace(config, prefix_reuse=False, chunked_prefill=False)
+    placed = tuple(kind for kind in config.placement if kind in _WHERE_ONE_PIECE_ENDS)
+    return replace(config, step_tokens=check.step_tokens, placement=placed)
 
 
 def _geometry(layout: ModelLayout, config: EngineConfig, drafter: Sequence[LayerSpec]) -> CacheGeometry:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
 from headway.errors import ConfigError
 from headway.option_records import Written, option
-from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule
+from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule, require_ranks
 from headway.sizes import parse_bytes
 
-__all__ = ["EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
+__all__ = ["DEFAULT_WAIT_TOKENS", "EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
 
 EXECUTORS = ("auto", "local", "processes", "ray")
 """Who computes: this process, one process per rank on this machine, or one Ray actor per rank on any machines."""
@@ -39,7 +40,7 @@ class ParallelConfig:
         ),
     ] = 1
     interleave: Annotated[
-        int, option(_RANKS, "Consecutive tokens that one rank stores; must divide --block-tokens.")
+        int, option(_RANKS, "Consecutive tokens that one --dcp rank stores; must divide --block-tokens.")
     ] = 1
     communication: Annotated[
         str,
@@ -75,19 +76,7 @@ class ParallelConfig:
         Raises:
             ConfigError: The message names the option and what to change.
         """
-        for name in ("dcp", "interleave", "tp", "pcp"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.tp > 1 and self.tp % self.dcp:
-            raise ConfigError(
-                f"dcp={self.dcp} does not divide tp={self.tp}: decode context parallelism reuses the ranks that share "
-                f"the weights, so choose --dcp among the divisors of --tp, or leave --tp out"
-            )
-        if self.pcp > 1:
-            raise ConfigError(
-                f"pcp={self.pcp}: prefill context parallelism is geometry only (`headway inspect --pcp`), no executor "
-                f"splits a prompt over ranks yet: use --dcp"
-            )
+        require_ranks(self.tp, self.dcp, self.pcp, self.interleave)
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
         _one_of("communication", self.communication, COMMUNICATIONS)
@@ -121,6 +110,9 @@ def _kinds(text: str) -> tuple[str, ...]:
     return tuple(kind.strip() for kind in text.split(",") if kind.strip())
 
 
+DEFAULT_WAIT_TOKENS = 256
+"""About what a step takes besides its tokens: to wait for fewer would cost more than to compute them."""
+
 _MODEL, _CACHE, _DRAFTS, _LIMITS = "Model", "Cache", "Speculative decoding", "Batches and limits"
 
 
@@ -132,8 +124,9 @@ class EngineConfig:
         memory: Bytes for the block pool, of every rank; None chooses from what the device has free.
         placement: See `headway.cache.CacheConfig`. The ends of answers need not lie on `checkpoint_alignment`.
         parallel: The ranks that compute.
-        chunked_prefill: False computes every prompt in one step, for models that cannot continue one; prompts are then
-            limited by `max_batched_tokens` less one token for each of the other running requests.
+        step_tokens: For a model that continues token by token only: how many tokens of a prompt, computed in one piece,
+            take as long as one such step. Its prompts are computed in one step, and so are limited by
+            `max_batched_tokens` less one token for each of the other running requests. None for all other models.
         max_retries: How often a request whose step failed is tried again by itself before it is failed.
         check: Verify the cache's invariants after every operation. Slow; for tests.
     """
@@ -187,8 +180,16 @@ class EngineConfig:
     max_batched_tokens: Annotated[int, option(_LIMITS, "Most tokens computed in one step.")] = 2048
     max_running: Annotated[int, option(_LIMITS, "Most requests that run at once.")] = 64
     max_waiting: Annotated[int, option(_LIMITS, "Most requests that wait; more are refused.")] = 1024
+    wait_tokens: Annotated[
+        int,
+        option(
+            _LIMITS,
+            "A request waits where a running one is about to compute at least so many tokens of its prompt that it "
+            "would have to compute as well; 0: never.",
+        ),
+    ] = DEFAULT_WAIT_TOKENS
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    chunked_prefill: bool = True
+    step_tokens: float | None = None
     max_retries: int = 2
     check: bool = False
 
@@ -201,6 +202,7 @@ class EngineConfig:
         for name in ("max_batched_tokens", "max_running", "max_waiting", "block_tokens", "checkpoint_alignment"):
             _at_least(name, getattr(self, name), 1)
         _at_least("max_retries", self.max_retries, 0)
+        _at_least("wait_tokens", self.wait_tokens, 0)
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.memory is not None:
@@ -214,20 +216,34 @@ class EngineConfig:
             raise ConfigError(f"pin_share is {self.pin_share}, it must be between 0 and 1")
         if not 1e-3 <= self.pin_seconds <= 1e12:
             raise ConfigError(f"pin_seconds is {self.pin_seconds}, it must be a positive number of seconds")
+        parallel = self.parallel
+        require_ranks(parallel.tp, parallel.dcp, parallel.pcp, parallel.interleave, self.block_tokens)
         self._check_drafts()
         check_placement(self.placement)
         if self.eviction not in EVICTIONS:
             raise ConfigError(f"eviction is {self.eviction!r}, it must be one of {', '.join(EVICTIONS)}")
-        if self.prefix_reuse and not self.chunked_prefill:
-            raise ConfigError("prefix_reuse needs chunked_prefill: a reused prefix is continued as a chunk is")
+        if self.step_tokens is not None and not self.step_tokens >= 1:
+            raise ConfigError(f"step_tokens is {self.step_tokens}, it must be at least 1")
+
+    def least_hit(self, tokens: int) -> int:
+        """First position of a prompt of `tokens` tokens from which it pays to go on.
+
+        A model that continues by several tokens goes on anywhere. One that does not either computes all but the last
+        token in one piece, or resumes at position p and makes single steps, one for each token; the last is one in both
+        cases. The steps pay if (tokens - 1 - p) * step_tokens < tokens - 1. So does a checkpoint inside a prompt: the
+        steps behind it then cost less than the first request saves that resumes there.
+        """
+        return 0 if self.step_tokens is None else math.floor((tokens - 1) * (1 - 1 / self.step_tokens)) + 1
 
     def _check_drafts(self) -> None:
         if self.draft_rule not in list(AcceptanceRule):
             raise ConfigError(f"draft_rule is {self.draft_rule!r}, it must be one of {', '.join(AcceptanceRule)}")
         if self.draft_tokens is not None and not 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS:
             raise ConfigError(f"draft_tokens is {self.draft_tokens}, it must be between 1 and {MOST_DRAFT_TOKENS}")
-        if self.draft != "none" and not self.chunked_prefill:
-            raise ConfigError("a draft is verified as a chunk of a prompt is: it needs chunked_prefill")
+        if self.draft == "none" and (self.draft_tokens is not None or self.draft_rule != AcceptanceRule.MATCH):
+            raise ConfigError("draft_tokens and draft_rule say how a drafter is used, and there is none: add --draft")
+        if self.draft != "none" and self.step_tokens is not None:
+            raise ConfigError("a draft is verified as a chunk of a prompt is: a model with step_tokens has no chunks")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

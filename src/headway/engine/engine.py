@@ -36,6 +36,7 @@ from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
 from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.text import Decode
 from headway.errors import HeadwayError
+from headway.runtime.interface import LongRope
 
 __all__ = ["Engine", "Vocabulary"]
 
@@ -48,19 +49,21 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the engine needs to know of a model's tokens.
+    """What the engine needs to know of a model and its tokens.
 
     Attributes:
         size: Token ids are below it.
         decode: Token ids to text.
         eos: Tokens with which the model ends an answer.
         max_model_len: Most tokens that the model was made for; None if it has no limit.
+        long_rope: The model's two sets of rotary frequencies, or None for a model with one.
     """
 
     size: int
     decode: Decode
     eos: tuple[int, ...] = ()
     max_model_len: int | None = None
+    long_rope: LongRope | None = None
 
 
 class Engine:
@@ -91,7 +94,7 @@ class Engine:
         self.max_model_len = length_limit(cache, config, vocabulary.max_model_len)
         self.vocabulary = vocabulary
         self.observer = observer
-        self._scheduler = Scheduler(cache, config, planner=planner)
+        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=vocabulary.long_rope)
         self._executor = executor
         self._handles: dict[str, tuple[RunningRequest, RequestHandle]] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -127,6 +130,11 @@ class Engine:
         if not (self._accepting and self._thread.is_alive()):
             return "the engine takes no requests: it has not started yet, or it is shutting down"
         return self._interruption
+
+    @property
+    def not_finite(self) -> int:
+        """Requests that failed since the start because the model's numbers for them were NaN or infinite."""
+        return self._scheduler.counters.not_finite
 
     @property
     def healthy(self) -> bool:
@@ -243,6 +251,11 @@ class Engine:
         request_id = f"{order}-{secrets.token_hex(8)}"
         if not self.config.prefix_reuse:
             request = replace(request, no_store=True, pin=0)
+        if least := self.config.least_hit(len(request.tokens)):
+            boundaries, breakpoints = (
+                tuple(cut for cut in cuts if cut >= least) for cuts in (request.boundaries, request.breakpoints)
+            )
+            request = replace(request, boundaries=boundaries, breakpoints=breakpoints)
         given = getattr(request.sampling, "seed", None)
         running = RunningRequest.start(
             request, request_id, order, time.monotonic(), self.vocabulary.decode, self.vocabulary.eos

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from headway.errors import HeadwayError
 
-__all__ = ["EngineBusyError", "EngineStoppedError", "QueueFullError", "RanksLostError", "RequestFailedError"]
+__all__ = [
+    "EngineBusyError",
+    "EngineStoppedError",
+    "NotFiniteError",
+    "QueueFullError",
+    "RanksLostError",
+    "RequestFailedError",
+]
 
 
 class QueueFullError(HeadwayError):
@@ -21,6 +28,10 @@ class EngineStoppedError(HeadwayError):
 
 class RequestFailedError(HeadwayError):
     """A request that was running could not be completed. The message says why; other requests are not affected."""
+
+
+class NotFiniteError(RequestFailedError):
+    """The model's numbers for a request became NaN or infinite, which are no answer. Nothing of that step was kept."""
 
 
 class RanksLostError(HeadwayError):

@@ -22,6 +22,7 @@ __all__ = ["Executor", "StepWork"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 class StepWork(msgspec.Struct, frozen=True, tag=True):
@@ -37,6 +38,8 @@ class StepWork(msgspec.Struct, frozen=True, tag=True):
             entries depend on it. None for an executor without a drafter.
         leases: int64 [rows of the step], a number that each row's lease keeps from step to step, where `step.rows` are
             not that; None where they are.
+        long: bool [rows of the step], rows that are computed with the long set of rotary frequencies
+            (`headway.runtime.interface.LongRope`); None for a model with one set.
     """
 
     step: Step
@@ -45,6 +48,7 @@ class StepWork(msgspec.Struct, frozen=True, tag=True):
     samples: Sequence[SampleRow | None]
     following: Int64s | None = None
     leases: Int64s | None = None
+    long: Bools | None = None
 
 
 class Executor(Protocol):

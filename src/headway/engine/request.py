@@ -36,6 +36,7 @@ class GenerationRequest:
         breakpoints: Positions at which the client asks for a checkpoint.
         pin: Protect this many first tokens from eviction.
         no_store: Read the cache, keep nothing in it.
+        text: The prompt as text, for observers; empty where it came as tokens.
         pin_seconds: For how long; None for the longest time of the server.
     """
 
@@ -52,6 +53,7 @@ class GenerationRequest:
     breakpoints: tuple[int, ...] = ()
     pin: int = 0
     no_store: bool = False
+    text: str = ""
     pin_seconds: float | None = None
 
 
@@ -91,6 +93,7 @@ class RequestResult:
         tokens: The answer's tokens.
         text: The answer.
         cached_tokens: Tokens of the prompt that were not computed because they were cached.
+        waited_tokens: Of these, tokens that another request computed while this one waited for it.
         resumed_from: Kind of checkpoint that it resumed from at first, `path` where none is needed, or "".
         explanation: What the cache said at admission; None if it was never admitted.
         timings: When things happened.
@@ -98,6 +101,7 @@ class RequestResult:
         request: What was asked.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
+        settled: How many first tokens are all text that could be shown, and how many characters that is.
         pin: The pin that was asked for and what became of it; None if none was, or nothing is kept at all.
     """
 
@@ -114,6 +118,8 @@ class RequestResult:
     request: GenerationRequest
     drafted: int = 0
     accepted: int = 0
+    waited_tokens: int = 0
+    settled: tuple[int, int] = (0, 0)
     pin: Wish | None = None
 
 
@@ -150,7 +156,10 @@ class RunningRequest:
         end_tokens: Tokens that end it.
         seed: Seed of its random numbers.
         lease: Its hold on memory while it runs.
+        long: Whether that lease began with the long set of rotary frequencies (`headway.runtime.interface.LongRope`).
         cached_tokens: Prompt tokens found at first admission, or None before.
+        waited_from: Prompt tokens that were cached when it began to wait for another to compute more, or None.
+        waited_tokens: Tokens that were cached beyond that at first admission.
         resumed_from: Kind of checkpoint that they came from.
         explanation: What the cache said at first admission.
         preemptions: How often it gave way.
@@ -163,7 +172,7 @@ class RunningRequest:
         survival: float32 [most drafts], chance that so many tokens of a draft are accepted, as of earlier steps.
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
-        hit: What the cache knows of its prompt, from when it was found to fit until its lease begins.
+        hit: What the cache knows of its prompt, from when it was last looked up until its lease begins.
         wishes: What became of its pin and breakpoints, in its present or last lease.
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
     """
@@ -179,7 +188,10 @@ class RunningRequest:
     known: int = field(init=False)
     computed: int = 0
     lease: Lease | None = None
+    long: bool = False
     cached_tokens: int | None = None
+    waited_from: int | None = None
+    waited_tokens: int = 0
     resumed_from: str = ""
     explanation: Explanation | None = None
     preemptions: int = 0
@@ -243,9 +255,19 @@ class RunningRequest:
         return self.finish_reason is not None and self.lease is not None
 
     @property
+    def reachable(self) -> int:
+        """Position that a client can come back to with the text it has got.
+
+        It lies before an unfinished character, and before what a stop string, or its beginning, holds back.
+        """
+        return self.prompt_length + self.text.settled[0]
+
+    @property
     def pending(self) -> int:
-        """Tokens to compute: all that are known, of an ended answer all but the last."""
-        return self.known - self.computed - (self.finish_reason is not None)
+        """Tokens to compute: all that are known, of an ended answer those that are reachable, all but the last."""
+        if self.finish_reason is None:
+            return self.known - self.computed
+        return max(0, min(self.known - 1, self.reachable) - self.computed)
 
     def cache_prompt(self, namespace: int) -> Prompt:
         """What the cache is asked for: the prompt, and after a preemption the answer so far as well. Made once each."""
@@ -306,6 +328,8 @@ class RunningRequest:
             request=self.request,
             drafted=self.drafted,
             accepted=self.accepted,
+            waited_tokens=self.waited_tokens,
+            settled=self.text.settled,
             pin=next((wish for wish in self.wishes if wish.kind == "pin"), None),
         )
 

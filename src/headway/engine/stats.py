@@ -20,8 +20,10 @@ class EngineCounters:
         requests: Requests admitted.
         prompt_tokens: Tokens of their prompts.
         hit_tokens: Of these, tokens that were cached.
-        lost_tokens: Of these, tokens that were not, by the cache's reason. With `hit_tokens` they add up to the
-            prompts.
+        waits: Requests that waited for another to compute tokens that both need.
+        waited_tokens: Of `hit_tokens`, tokens that were cached thanks to that.
+        lost_tokens: Prompt tokens that were not cached, by the cache's reason. With `hit_tokens` they add up to
+            `prompt_tokens`.
         resumed_tokens: Tokens known at resumptions after a preemption or a failed step.
         resumed_hit_tokens: Of these, tokens that were still cached.
         computed_tokens: Tokens computed, all steps together.
@@ -30,6 +32,8 @@ class EngineCounters:
         accepted_tokens: Of these, tokens that became part of answers.
         steps: Steps that the executor did.
         failed_steps: Steps that it failed.
+        not_finite: Requests that failed because their numbers were NaN or infinite.
+        damaged_prefixes: Of these, requests that had resumed from something kept that was so, and is forgotten.
         rank_losses: How often ranks were lost, during a step or between steps.
         preemptions: Requests that gave way.
         refused: Requests refused at submission, by reason.
@@ -39,6 +43,8 @@ class EngineCounters:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    waits: int = 0
+    waited_tokens: int = 0
     lost_tokens: Counter[str] = field(default_factory=Counter)
     resumed_tokens: int = 0
     resumed_hit_tokens: int = 0
@@ -48,6 +54,8 @@ class EngineCounters:
     accepted_tokens: int = 0
     steps: int = 0
     failed_steps: int = 0
+    not_finite: int = 0
+    damaged_prefixes: int = 0
     rank_losses: int = 0
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -69,6 +77,8 @@ class EngineCounters:
         self.requests += 1
         self.prompt_tokens += request.prompt_length
         self.hit_tokens += hit_tokens
+        self.waits += request.waited_from is not None
+        self.waited_tokens += request.waited_tokens
         if request.explanation is not None:
             for loss in request.explanation.losses:
                 self.lost_tokens[loss.reason.value] += loss.stop - loss.start

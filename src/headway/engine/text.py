@@ -4,10 +4,14 @@ A token may end in the middle of a character, and a tokenizer may write a token 
 space, a joined accent). So each step decodes a short window twice, with and without what is new, and shows the
 difference once it ends in a whole character. Decoding the answer from its start at every step would be quadratic;
 decoding each token alone would break characters.
+
+Who sends the text back reaches no further than the last token that is all text: not into a character or a stop string
+that has only begun. Up to there the answer is *settled*.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 __all__ = ["CONTEXT_TOKENS", "Decode", "TextStream"]
@@ -48,6 +52,9 @@ class TextStream:
         self._read = len(self._window)
         self._started = False
         self._shown = 0
+        self._pushed = 0
+        self._marks = deque([(0, 0)])
+        """Numbers of tokens and of the characters that are their text, from the last settled one on."""
 
     def push(self, token: int) -> str:
         """Append a token. Returns the text that may be shown now, which may be empty.
@@ -58,13 +65,18 @@ class TextStream:
         if not self._started:
             self._start()
         self._window.append(token)
-        return self._grow(self._take_new(final=False), final=False)
+        self._pushed += 1
+        new = self._take_new(final=False)
+        if new is None:
+            return ""
+        self._marks.append((self._pushed, len(self.text) + len(new)))
+        return self._grow(new, final=False)
 
     def finish(self) -> str:
         """End the answer. Returns what was held back: an unfinished character, or the start of a stop string."""
         if self.stopped_by is not None:
             return ""
-        return self._grow(self._take_new(final=True), final=True)
+        return self._grow(self._take_new(final=True) or "", final=True)
 
     def _start(self) -> None:
         """Forget the context if it ends inside a character: what the answer adds could not be told from it."""
@@ -72,12 +84,13 @@ class TextStream:
         if self._window and self._decode(self._window).endswith(_BROKEN):
             self._window, self._read = [], 0
 
-    def _take_new(self, *, final: bool) -> str:
+    def _take_new(self, *, final: bool) -> str | None:
+        """The text that the last tokens add; None while they end inside a character."""
         before = self._decode(self._window[: self._read]) if self._read else ""
         after = self._decode(self._window)
         held = len(self._window) - self._read
         if after.endswith(_BROKEN) and held < _MAX_HELD and not final:
-            return ""
+            return None
         new = after[len(before) :]
         if new or held >= _MAX_WINDOW:
             del self._window[: self._read]
@@ -87,6 +100,7 @@ class TextStream:
     def _grow(self, new: str, *, final: bool) -> str:
         if not self._stop:
             self.text += new
+            self._settle(len(self.text))
             return new
         searched = max(0, len(self.text) - self._longest + 1)
         self.text += new
@@ -97,9 +111,20 @@ class TextStream:
         end = len(self.text)
         if not (final or found):
             end -= self._possible_start()
+        self._settle(end)
         shown = self.text[self._shown : end]
         self._shown = max(self._shown, end)
         return shown
+
+    def _settle(self, end: int) -> None:
+        """Take the first `end` characters as the answer's: the last mark at or before stays, with those behind it."""
+        while len(self._marks) > 1 and self._marks[1][1] <= end:
+            self._marks.popleft()
+
+    @property
+    def settled(self) -> tuple[int, int]:
+        """How many first tokens are all text that can be shown, and how many characters that is."""
+        return self._marks[0]
 
     def _possible_start(self) -> int:
         """Length of the longest end of the text that a stop string starts with."""

@@ -79,7 +79,7 @@ def chat_tokenizer(name: str | None) -> ChatTokenizer:
             f"tokenizer {name!r} needs transformers: pip install 'headway[serve]', or use --tokenizer bytes"
         ) from None
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(name)
+        loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}") from None
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from headway.runtime.interface import require_ranks
 from headway.runtime.sources import resolve_source
 from headway.sizes import parse_bytes
 
@@ -27,8 +28,8 @@ def inspect(
         int,
         typer.Option(help="Decode-context-parallel size; divides --tp. Without --tp, every rank has the whole model."),
     ] = 1,
-    pcp: Annotated[int, typer.Option(help="Prefill-context-parallel size.")] = 1,
-    interleave: Annotated[int, typer.Option(help="Consecutive tokens that one context-parallel rank stores.")] = 1,
+    pcp: Annotated[int, typer.Option(help="Prefill-context-parallel size. Only 1 is served yet.")] = 1,
+    interleave: Annotated[int, typer.Option(help="Consecutive tokens that one --dcp rank stores.")] = 1,
     block_tokens: Annotated[int, typer.Option(help="Tokens of the first group in one block on one rank.")] = 16,
     memory: Annotated[
         str | None,
@@ -46,6 +47,7 @@ def inspect(
     headway serve would store, and what that refuses is refused here.
     """
     size = None if memory is None else parse_bytes(memory)
+    require_ranks(tp, dcp, pcp, interleave, block_tokens)
     resolve_source(model)
     if not as_json:
         Console(stderr=True).print("starting ...", highlight=False)

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.errors import RequestError
+from headway.errors import ConfigError, RequestError
 
 __all__ = [
     "COMMUNICATIONS",
@@ -21,10 +21,13 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MOST_DRAFT_TOKENS",
     "AcceptanceRule",
+    "LongRope",
     "RowAnswer",
+    "RowFault",
     "SampleRow",
     "SamplingParams",
     "TokenLogprob",
+    "require_ranks",
 ]
 
 Int32s = NDArray[np.int32]
@@ -157,6 +160,18 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFault:
+    """Why nothing of a row's step counts: a logit or a state that is NaN or infinite.
+
+    Attributes:
+        damaged: Tokens of the shortest beginning of the row whose stored entries or state are themselves not finite, so
+            that whoever resumes there fails too; None where all that the step started from is sound.
+    """
+
+    damaged: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RowAnswer:
     """What a step did for one of its rows: the one record of it, from the logits to the scheduler.
 
@@ -168,6 +183,7 @@ class RowAnswer:
         accepted: How many of `tokens` were drafted.
         confidence: float32, the drafter's own opinion of each place of a draft: the chance that it holds if all before
             it do. None where the drafter has none.
+        fault: Why the row failed, with all else left empty; None if it did not.
     """
 
     tokens: tuple[int, ...] = ()
@@ -176,6 +192,32 @@ class RowAnswer:
     proposed: int = 0
     accepted: int = 0
     confidence: NDArray[np.float32] | None = None
+    fault: RowFault | None = None
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """Rotary frequencies in two sets: a short one for sequences of up to `original` tokens, a long one for longer ones.
+
+    Entries of the two sets do not go together. A request whose sequence grows past `original` is computed again with
+    the long set where transformers' `generate()` does so; where it does not, the short entries stay and tokens behind
+    them are computed with the long set, so that entries depend on the length of the prompt.
+
+    Attributes:
+        original: Most tokens of a sequence that uses the short set.
+        recomputed: Whether `generate()` computes a sequence again when it grows past `original`.
+    """
+
+    original: int
+    recomputed: bool
+
+    def begins_long(self, prompt: int, known: int) -> bool:
+        """Whether a request begins with the long set: of `prompt` tokens, `known` ones with its answer so far."""
+        return (known if self.recomputed else prompt) > self.original
+
+    def room(self, start: int, long: bool) -> int | None:
+        """Tokens from `start` on that use one set, of a request that began `long` or not; None for no limit."""
+        return None if long or start >= self.original else self.original - start
 
 
 class AcceptanceRule(StrEnum):
@@ -187,3 +229,31 @@ class AcceptanceRule(StrEnum):
     MATCH = "match"
     TOKEN = "token"
     BLOCK = "block"
+
+
+def require_ranks(tp: int, dcp: int, pcp: int, interleave: int, block_tokens: int = 0) -> None:
+    """Refuse sizes of ranks that are not served together; `block_tokens` is 0 where it is not known yet.
+
+    Raises:
+        ConfigError: The message names the option and what to change.
+    """
+    for name, value in (("dcp", dcp), ("interleave", interleave), ("tp", tp), ("pcp", pcp)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, it must be at least 1")
+    if tp > 1 and tp % dcp:
+        raise ConfigError(
+            f"dcp={dcp} does not divide tp={tp}: decode context parallelism reuses the ranks that share the weights, "
+            f"so choose --dcp among the divisors of --tp, or leave --tp out"
+        )
+    if pcp > 1:
+        raise ConfigError(
+            f"pcp={pcp}: prefill context parallelism is geometry only, no executor splits a prompt over ranks yet: use "
+            f"--dcp (`headway replay --pcp` counts with it)"
+        )
+    if interleave > 1 and dcp == 1:
+        raise ConfigError(f"interleave={interleave} says how --dcp splits tokens, and dcp=1: leave --interleave out")
+    if block_tokens % interleave:
+        raise ConfigError(
+            f"interleave={interleave} does not divide block_tokens={block_tokens}: choose an --interleave that does, "
+            f"or other --block-tokens"
+        )

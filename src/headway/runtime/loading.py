@@ -6,6 +6,7 @@ Every failure to load is a `ModelError` of one sentence; the cause stays attache
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from headway.runtime.model.layout import ModelLayout
 from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.distributed import TorchCommunicator
 from headway.runtime.parallel.tensor_parallel import layout_of_share, rules_of_reading, split_model
-from headway.runtime.sources import BUILTIN, resolve_source
+from headway.runtime.sources import BUILTIN, require_served_format, require_unquantised, resolve_source
 
 __all__ = [
     "BUILTIN",
@@ -50,6 +51,13 @@ __all__ = [
 ]
 
 _HUB_SECONDS = 10.0
+_NAMED = 5
+"""Weights that are named where a checkpoint does not fit its config."""
+_LEFT = re.compile(
+    r"(^|\.)(mtp|mtp_layers|nextn)\.|rotary_emb\.inv_freq$|position_ids$"
+    r"|(^|\.)(visual|vision_\w+|audio_\w+|multi_modal_projector|embed_vision|embed_audio)\."
+)
+"""Weights that a text model may leave: heads for drafts, buffers that are computed, and the parts for other media."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of weights and cache entries by the name that options use; `auto` is fp32 on the CPU, else bf16."""
@@ -94,16 +102,16 @@ def load_model(
     weights = resolve_dtype(dtype, target)
     name, path = resolve_source(source)
     _require_reachable(path)
-    config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
-    _require_decoder(name, config)
+    config = _load_config(name, path)
+    require_unquantised(name, config.to_dict())
     if not sys.stderr.isatty():  # in a file or a pipe the bar is a heap of lines
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     whole: ModelLayout | None = None
     if ranks is None:
-        model = _load(name, "weights", lambda: AutoModelForCausalLM.from_pretrained(path, config=config, dtype=weights))
+        model = _load_weights(name, AutoModelForCausalLM, path, config, weights)
     else:
         model, whole = _load_share(name, path, config, weights, ranks)
-    tokenizer = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
+    tokenizer = _load_words(name, path)
     try:
         model = model.to(target).eval()
     except torch.OutOfMemoryError as error:
@@ -111,6 +119,7 @@ def load_model(
         raise ModelError(
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
+    _require_numbers(name, model)
     folder = Path(path) if Path(path).is_dir() else None
     layout = inspect_model(model) if ranks is None or whole is None else layout_of_share(whole, model, ranks.size)
     return LoadedModel(name, model, tokenizer, layout, folder)
@@ -125,13 +134,71 @@ def _load_share(
         split_model(shapes, Rehearsal(ranks.size))
         kind = type(shapes)
     with _quiet():
-        model, shares = _load(name, "weights", lambda: _read_share(kind, path, config, dtype, ranks.size, rules))
+        model, shares = _read_share(name, kind, path, config, dtype, ranks.size, rules)
     split_model(model, ranks, shares)
     return model, whole
 
 
+def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dtype, **more: Any) -> Any:
+    """A model of a class with the weights of its checkpoint: all of them, and no others.
+
+    transformers fills what is missing with random numbers, and says so in a report that nobody need read.
+
+    Raises:
+        ModelError: A weight is missing, has another shape, or is left over; the message names some.
+    """
+    with _quiet():  # the report is told as one line
+        model, told = _load(
+            name,
+            "weights",
+            lambda: kind.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **more,
+            ),
+        )
+    left = [key for key in told["unexpected_keys"] if not _may_be_left(key, config)]
+    other = [f"{key} {list(theirs)} for {list(ours)}" for key, theirs, ours in told["mismatched_keys"]]
+    for what, keys in (
+        ("lacks weights", told["missing_keys"]),
+        ("has weights of other shapes than its config says", other),
+        ("has weights that its config knows nothing of", left),
+    ):
+        if keys:
+            more_of_them = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+            raise ModelError(
+                f"the checkpoint of model {name!r} {what}: {', '.join(sorted(keys)[:_NAMED])}{more_of_them}; it is "
+                f"damaged, or config.json is another model's"
+            )
+    return model
+
+
+def _require_numbers(name: str, model: PreTrainedModel) -> None:
+    """Refuse weights that are NaN, in one pass: sums show it, and are not finite where they overflow as well."""
+    suspect = ((key, weight) for key, weight in model.named_parameters() if not bool(weight.sum().isfinite()))
+    broken = next((key for key, weight in suspect if bool(weight.isnan().any())), None)
+    if broken is not None:
+        raise ModelError(
+            f"model {name!r} cannot be served: its weight {broken} has numbers that are NaN; get the checkpoint again"
+        )
+
+
+def _may_be_left(key: str, config: Any) -> bool:
+    """Whether a weight of a checkpoint is one that the text model does not need."""
+    if _LEFT.search(key):
+        return True
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_nextn_predict_layers", None) or getattr(text, "num_mtp_layers", None) or 0
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)  # DeepSeek's form: heads follow the layers
+    return layer is not None and text.num_hidden_layers <= int(layer[1]) < text.num_hidden_layers + heads
+
+
 def _read_share(
-    kind: Any, path: str, config: Any, dtype: torch.dtype, ranks: int, rules: Mapping[str, str]
+    name: str, kind: Any, path: str, config: Any, dtype: torch.dtype, ranks: int, rules: Mapping[str, str]
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Read a rank's share of the weights, where transformers can cut while it reads; all ranks call this together.
 
@@ -142,6 +209,7 @@ def _read_share(
     every rank, and the mixers are cut afterwards.
 
     Args:
+        name: What to call the model.
         kind: The model's class.
         path: The model, as for transformers.
         config: Its config.
@@ -167,7 +235,7 @@ def _read_share(
             return distributed_config, device_map, TransformersDeviceMesh(mesh, experts)
 
     distributed = DistributedConfig(tp_size=ranks, tp_plan=dict(rules))
-    model: Any = Reader.from_pretrained(path, config=config, dtype=dtype, distributed_config=distributed)
+    model: Any = _load_weights(name, Reader, path, config, dtype, distributed_config=distributed)
     model.__class__ = kind
     return model, frozenset(_unwrapped(model))
 
@@ -230,9 +298,10 @@ def layout_of_rank(
         ConfigError: An unknown dtype, or a `tp` that does not divide what it splits.
     """
     name, whole = layout_without_weights(source, dtype, device=device)
+    path = resolve_source(source)[1]
+    require_unquantised(name, _load_config(name, path).to_dict())
     if tp == 1:
         return name, whole
-    path = resolve_source(source)[1]
     with _shapes_alone(name, path, resolve_dtype(dtype, read_device(device))) as model:
         split_model(model, Rehearsal(tp))
         return name, layout_of_share(whole, model, tp).over(dcp)
@@ -241,12 +310,11 @@ def layout_of_rank(
 @contextmanager
 def _shapes_alone(name: str, path: str, dtype: torch.dtype) -> Iterator[PreTrainedModel]:
     """A model whose tensors have shapes and no numbers, for as long as no others are made."""
-    config = _load(name, "config", lambda: AutoConfig.from_pretrained(path))
-    _require_decoder(name, config)
+    config = _load_config(name, path)
     config._experts_implementation = "batched_mm"  # the default one looks at numbers, of which there are none
     build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"), _quiet():
-        yield _load(name, "config", lambda: build(config, dtype=dtype))
+        yield _load(name, "config", lambda: build(config, dtype=dtype, trust_remote_code=False))
 
 
 def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
@@ -257,8 +325,21 @@ def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
     """
     name, path = resolve_source(source)
     _require_reachable(path)
-    tokenizer: PreTrainedTokenizerBase = _load(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path))
+    return _load_words(name, path)
+
+
+def _load_words(name: str, path: str) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = _load(
+        name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    )
     return tokenizer
+
+
+def _load_config(name: str, path: str) -> Any:
+    """A model's config, of a format that is served."""
+    config = _load(name, "config", lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
+    require_served_format(name, config.to_dict())
+    return config
 
 
 @contextmanager
@@ -334,16 +415,16 @@ def _require_reachable(path: str) -> None:
         ) from error
 
 
-def _require_decoder(name: str, config: Any) -> None:
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"model {name!r} is an encoder-decoder: only decoders (causal language models) are served")
-
-
 def _load(name: str, part: str, action: Callable[[], Any]) -> Any:
     """Run one step of loading, turning whatever it raises into a ModelError."""
     try:
         return action()
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"model {name!r} comes with code of its own, which is never run: only classes of the installed "
+                f"transformers are served"
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"cannot load the {part} of model {name!r}: {reason}") from error
 

@@ -1,4 +1,4 @@
-"""What a user means by a model: a directory, a hub id, or the built-in model.
+"""What a user means by a model: a directory, a hub id, or the built-in model; and which formats are not served.
 
 The built-in model is a distribution of its own, `headway-builtin-model`: who embeds the cache does not need its 9 MB.
 
@@ -7,12 +7,15 @@ It imports neither torch nor transformers, which take seconds: a mistyped path i
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from headway.errors import ModelError
 
-__all__ = ["BUILTIN", "resolve_source"]
+__all__ = ["BUILTIN", "foreign_drafter", "require_served_format", "require_unquantised", "resolve_source"]
 
 BUILTIN = "builtin"
 """Name of the built-in model."""
@@ -37,12 +40,91 @@ def resolve_source(source: str | None) -> tuple[str, str]:
         return f"headway-{BUILTIN}", str(Path(package.origin).parent)
     path = Path(source).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{source!r} is a directory without a config.json: give one in Hugging Face form")
+        _require_model_folder(source, path)
         return path.resolve().name, str(path)
+    if source.lower().endswith(".gguf"):
+        raise ModelError(_GGUF.format(source))
     if path.exists():
         raise ModelError(f"{source!r} is a file: give the directory that holds the model's config.json")
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
     if looks_local:
         raise ModelError(f"there is no directory {source!r}: name one, a hub id, or nothing for the built-in model")
     return source, source
+
+
+_GGUF = (
+    "{!r} holds GGUF weights, which are not read: give the model in Hugging Face form (config.json and safetensors) "
+    "from which they were made"
+)
+
+
+def _require_model_folder(source: str, path: Path) -> None:
+    """Refuse a folder that is no model in Hugging Face form, or in a format that is not served.
+
+    Raises:
+        ModelError: What it is, and what to give.
+    """
+    if (path / "adapter_config.json").is_file():
+        base = _read(path / "adapter_config.json").get("base_model_name_or_path")
+        raise ModelError(
+            f"{source!r} is an adapter (LoRA) for {base!r}, which is not applied here: merge it into its model (peft: "
+            f"merge_and_unload, then save_pretrained) and give the folder of the merged one"
+        )
+    if not (path / "config.json").is_file():
+        if any(path.glob("*.gguf")):
+            raise ModelError(_GGUF.format(source))
+        raise ModelError(f"{source!r} is a directory without a config.json: give one in Hugging Face form")
+    require_served_format(source, _read(path / "config.json"))
+
+
+def require_served_format(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse what a model's config says that it is, if that is not served.
+
+    Args:
+        name: What to call the model.
+        config: What its `config.json` says.
+
+    Raises:
+        ModelError: What it is, and what to give.
+    """
+    kind = foreign_drafter(config)
+    if kind is not None:
+        raise ModelError(f"{name!r} is a drafter ({kind}), not a model: give the model that it drafts for")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(
+            f"model {name!r} is an encoder-decoder ({config.get('model_type')}): only decoders (causal language "
+            f"models) are served"
+        )
+
+
+def require_unquantised(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights are quantised; arguments and errors as of `require_served_format`."""
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else "?"
+        raise ModelError(
+            f"model {name!r} is quantised ({method}), which is not served: give the checkpoint in bf16 or fp32 that it "
+            f"was made from"
+        )
+
+
+def foreign_drafter(config: Mapping[str, Any]) -> str | None:
+    """What kind of drafter, such as `EAGLE`, a config is of that other engines made; None if it is of none."""
+    told = str([config.get(key) for key in ("architectures", "model_type", "speculators_model_type")]).lower()
+    for word, kind in _DRAFTERS.items():
+        if (word in told and "conditionalgeneration" not in told) or f"{word}_config" in config:
+            return kind
+    return "EAGLE-3" if "draft_vocab_size" in config else None
+
+
+_DRAFTERS = {"eagle3": "EAGLE-3", "eagle": "EAGLE", "dflash": "DFlash", "dspark": "DSpark", "medusa": "Medusa"}
+"""Words in the config of a published drafter, and its kind."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none, which whoever loads it tells better."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -63,7 +63,7 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     service = GenerationService(engine, tokenizer, options)
     metrics = Metrics(engine, options.model_name)
     recorder = options.recorder
-    engine.observer = metrics if recorder is None else Observers((metrics, recorder))
+    engine.observer = Observers((metrics, service.answers, *(() if recorder is None else (recorder,))))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -98,7 +98,8 @@ def _open_routes(engine: Engine, metrics: Metrics, *, keyed: bool) -> APIRouter:
     async def health() -> JSONResponse:
         reason = engine.unavailable
         if reason is None:
-            return JSONResponse({"status": "ok"})
+            failed = {"not_finite": engine.not_finite} if engine.not_finite else {}  # see the log and /metrics
+            return JSONResponse({"status": "ok"} | failed)
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
     @router.get("/metrics")
@@ -152,7 +153,7 @@ def _api_routes(service: GenerationService) -> APIRouter:
     @router.post("/reset_prefix_cache")
     def reset() -> dict[str, Any]:
         try:
-            report = service.engine.reset()
+            report = service.reset()
         except TimeoutError:
             raise EngineBusyError("a step takes long; the prefix cache will be emptied when it has ended") from None
         return {

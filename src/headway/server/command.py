@@ -66,6 +66,9 @@ class _ServerFlags:
         ),
     ] = "own"
     served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
+    restore_answers: Annotated[
+        bool, option(_SERVER, "Where a prompt sends an answer back as text, use the token ids that it was given in.")
+    ] = True
     grace: Annotated[
         int,
         option(
@@ -112,9 +115,23 @@ class _RecordFlags:
         Path | None, option(_RECORD, "Record the traffic to this new file, for `headway replay`.", "--record")
     ] = None
     record_form: Annotated[
-        str,
-        option(_RECORD, "hashes (salted: who shares which prefix, not what it says) or tokens (everything said)."),
-    ] = "hashes"
+        str | None,
+        option(
+            _RECORD,
+            "hashes (salted: who shares which prefix, not what it says; the default) or tokens (everything said).",
+        ),
+    ] = None
+
+    @property
+    def form(self) -> str:
+        """The form, for a recording.
+
+        Raises:
+            ConfigError: A form is asked for and no recording.
+        """
+        if self.record is None and self.record_form is not None:
+            raise ConfigError("--record-form says how to record, and nothing is recorded: add --record FILE")
+        return self.record_form or "hashes"
 
 
 _EXAMPLE = (
@@ -138,8 +155,8 @@ def serve(
     ends it: running requests are finished first.
     """
     body_limit = parse_bytes(max_body)
-    check_recording(recording.record, recording.record_form)  # before the model is loaded
-    if server.salt_by_key and recording.record is not None and recording.record_form == "tokens":
+    check_recording(recording.record, recording.form)  # before the model is loaded
+    if server.salt_by_key and recording.record is not None and recording.form == "tokens":
         raise ConfigError("--record-form tokens leaves out salted prompts, all with --salt-by-key: record hashes")
     console = Console(stderr=True, quiet=server.log_format == "json")
     set_up_logging(server.log_level, server.log_format, console)
@@ -149,7 +166,7 @@ def serve(
     with listener:
         built = _build(model, config, console, hints=server.log_level == "debug")
         name = server.served_model_name or built.name
-        recorder = None if recording.record is None else Recorder(recording.record, recording.record_form, name)
+        recorder = None if recording.record is None else Recorder(recording.record, recording.form, name)
         options = _server_options(name, server, body_limit, recorder)
         _announce(console, built, options, listener)
         _run(built, options, listener, server)
@@ -177,7 +194,14 @@ def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: R
 
     keys = tuple(flags.api_key or ())
     return ServerOptions(
-        name, keys, body_limit, recorder, flags.explain, flags.salt_by_key, client_timeout=flags.client_timeout
+        name,
+        keys,
+        body_limit,
+        recorder,
+        flags.explain,
+        flags.salt_by_key,
+        flags.restore_answers,
+        client_timeout=flags.client_timeout,
     )
 
 

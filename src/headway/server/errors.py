@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from headway.engine import EngineBusyError, EngineStoppedError, QueueFullError
+from headway.engine import EngineBusyError, EngineStoppedError, NotFiniteError, QueueFullError
 from headway.errors import HeadwayError, RequestError, UnservableError
 
 __all__ = ["error_body", "error_response", "install_error_handlers", "log_failure", "status_of"]
@@ -56,6 +56,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
         code = "unservable"
     elif isinstance(error, QueueFullError):
         code = "queue_full"
+    elif isinstance(error, NotFiniteError):
+        code = "not_finite"
     return _body(message, status, getattr(error, "param", None), code)
 
 

@@ -12,7 +12,7 @@ from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
 
 __all__ = ["ChatFormat", "Choice", "CompletionFormat", "Format", "usage"]
 
-_LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+_LOWEST_LOGPROB = -9999.0  # JSON has no infinity and no NaN: `max` keeps its first argument unless the other is more
 
 
 def usage(prompts: Sequence[Sequence[RequestResult]]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class ChatFormat:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         piece = self.tokenizer.piece(token)
-        return {"token": _written(piece), "bytes": list(piece), "logprob": max(logprob, _LOWEST_LOGPROB)}
+        return {"token": _written(piece), "bytes": list(piece), "logprob": max(_LOWEST_LOGPROB, logprob)}
 
 
 @dataclass
@@ -215,9 +215,9 @@ class CompletionFormat:
         self._offsets[index] = offset
         return {
             "tokens": texts,
-            "token_logprobs": [max(entry.logprob, _LOWEST_LOGPROB) for entry in logprobs],
+            "token_logprobs": [max(_LOWEST_LOGPROB, entry.logprob) for entry in logprobs],
             "top_logprobs": [
-                {self._text(token): max(value, _LOWEST_LOGPROB) for token, value in entry.top} for entry in logprobs
+                {self._text(token): max(_LOWEST_LOGPROB, value) for token, value in entry.top} for entry in logprobs
             ],
             "text_offset": offsets,
         }

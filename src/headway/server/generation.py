@@ -31,6 +31,7 @@ def generation_requests(
     pin = request.headway.pin
     common: dict[str, Any] = {
         "tokens": prompt.tokens,
+        "text": prompt.text,
         "max_tokens": limit,
         "stop": request.stops,
         "stop_token_ids": tuple(request.stop_token_ids or ()),

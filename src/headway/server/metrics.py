@@ -82,8 +82,11 @@ def _requests(now: EngineSnapshot) -> Iterator[Metric]:
     yield _counters("requests_finished", "Requests that ended, by reason.", "reason", dict(counters.finished))
     yield _counters("requests_refused", "Requests refused at submission, by reason.", "reason", dict(counters.refused))
     yield _counter("preemptions", "Running requests that gave way to others.", counters.preemptions)
+    yield _counter("prefill_waits", "Requests that waited for another to compute what both need.", counters.waits)
     yield _counter("steps", "Steps done.", counters.steps)
     yield _counter("steps_failed", "Steps that failed.", counters.failed_steps)
+    yield _counter("not_finite", "Requests that failed because of NaN or infinite numbers.", counters.not_finite)
+    yield _counter("damaged_prefixes", "Of these, resumed from a damaged prefix, now gone.", counters.damaged_prefixes)
     yield _counter("rank_losses", "Times that ranks were lost.", counters.rank_losses)
 
 
@@ -91,8 +94,11 @@ def _tokens(now: EngineSnapshot) -> Iterator[Metric]:
     counters = now.counters
     yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", counters.prompt_tokens)
     yield _counter("prompt_hit_tokens", "Of these, tokens that were cached.", counters.hit_tokens)
+    yield _counter(
+        "prompt_waited_tokens", "Of these, tokens that another computed while they waited.", counters.waited_tokens
+    )
     yield _counters(
-        "prompt_lost_tokens", "Of these, tokens that were not cached, by reason.", "reason", dict(counters.lost_tokens)
+        "prompt_lost_tokens", "Prompt tokens that were not cached, by reason.", "reason", dict(counters.lost_tokens)
     )
     yield _counter("resumed_tokens", "Tokens of requests that came back after a preemption.", counters.resumed_tokens)
     yield _counter("resumed_hit_tokens", "Of these, tokens that were still cached.", counters.resumed_hit_tokens)

@@ -5,12 +5,15 @@ conversation; a boundary is kept only where that text is a prefix of the whole t
 whole tokens, because a checkpoint anywhere else could never be hit. To check that in time linear in the prompt, each
 stretch between two boundaries is tokenised by itself and compared with its place in the whole.
 
-A client's breakpoint (`cache_control`) is a wish and not a guess: where its text does not end with a token, it is put
-at the last token before.
+A client's breakpoint (`cache_control`) is a wish and not a guess. It lies where the marked text ends, before what the
+template closes the message with: others may have another part behind the same text. Two renderings tell the two apart,
+one that ends there and one in which the text goes on. Where the text does not end with a token in both, the breakpoint
+is put at the last token before.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +23,11 @@ from numpy.typing import NDArray
 
 from headway.engine.tokenizer import TextTokenizer
 from headway.errors import RequestError
+from headway.server.answers import GivenAnswer, GivenAnswers
 from headway.server.protocol import ChatRequest, CompletionRequest, Message
 from headway.tell.prompt_text import common_start
 
-__all__ = ["PreparedPrompt", "plain_message", "prepare_chat", "prepare_completions"]
+__all__ = ["OwnAnswer", "PreparedPrompt", "plain_message", "prepare_chat", "prepare_completions"]
 
 _MAX_ANSWERS = 256
 """Answers that one request may ask for."""
@@ -31,6 +35,10 @@ _FIRST_BOUNDARIES, _LAST_BOUNDARIES = 8, 24
 """Messages whose ends are looked for: each costs a rendering, and what lies between was kept by earlier turns."""
 _MAX_MARKS = 64
 """Breakpoints that one request may mark: each costs a rendering of the conversation up to it."""
+_HEAD = 32
+"""Characters by which it is seen how a tokenizer writes the beginning of a text."""
+_MORE = "more"
+"""Stands for a part behind the marked one."""
 _MAX_MISMATCHES = 4
 """Ends inside a token after which no more are looked for: each makes the next stretch to tokenise longer."""
 # Options of transformers' function itself. The template above all: it is a program, and clients do not choose programs.
@@ -55,6 +63,23 @@ _TAKEN_OPTIONS = frozenset(
 
 
 @dataclass(frozen=True)
+class OwnAnswer:
+    """An answer of this server that a prompt sends back as text, and that the tokenizer would write in other tokens.
+
+    Attributes:
+        start: Position of its first token.
+        stop: Position after its last.
+        differs: Position from which on the tokenizer's ids are others than those of the answer.
+        restored: The prompt has the ids of the answer; if not, those of the tokenizer.
+    """
+
+    start: int
+    stop: int
+    differs: int
+    restored: bool
+
+
+@dataclass(frozen=True)
 class PreparedPrompt:
     """A prompt ready for the engine.
 
@@ -63,18 +88,25 @@ class PreparedPrompt:
         text: The prompt as text, for `echo`; empty where tokens came and nobody asks.
         boundaries: Ends of messages, in tokens, ascending.
         breakpoints: Positions that the client marked, in tokens, ascending.
+        answers: Answers in it of which the ids are a question, ascending.
     """
 
     tokens: NDArray[np.int32]
     text: str = ""
     boundaries: tuple[int, ...] = ()
     breakpoints: tuple[int, ...] = ()
+    answers: tuple[OwnAnswer, ...] = ()
 
 
 def prepare_completions(
-    request: CompletionRequest, tokenizer: TextTokenizer, longest: int | None = None
+    request: CompletionRequest,
+    tokenizer: TextTokenizer,
+    longest: int | None = None,
+    answered: GivenAnswers | None = None,
 ) -> list[PreparedPrompt]:
     """Tokens of the prompt or prompts of a plain completion, none of more than `longest` tokens.
+
+    What was `answered` is looked for in them.
 
     Raises:
         RequestError: No prompt, or too many, or one whose characters alone make it too long.
@@ -91,11 +123,16 @@ def prepare_completions(
     for text in prompts:
         if isinstance(text, str):
             _refuse_by_length(text, tokenizer, longest, "prompt")
-    return [_prepare_text(prompt, request.echo, tokenizer) for prompt in prompts]
+    return [_prepare_text(prompt, request, tokenizer, answered) for prompt in prompts]
 
 
-def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer, longest: int | None = None) -> PreparedPrompt:
-    """Tokens, boundaries and breakpoints of a conversation.
+def prepare_chat(
+    request: ChatRequest,
+    tokenizer: TextTokenizer,
+    longest: int | None = None,
+    answered: GivenAnswers | None = None,
+) -> PreparedPrompt:
+    """Tokens, boundaries and breakpoints of a conversation; what was `answered` is looked for in it.
 
     One of more than `longest` tokens is going to be refused, so its boundaries and breakpoints are not looked for.
 
@@ -113,13 +150,14 @@ def prepare_chat(request: ChatRequest, tokenizer: TextTokenizer, longest: int | 
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
     _refuse_by_length(text, tokenizer, longest, "messages")
-    tokens = tokenizer.encode(text)
+    written = _write(text, tokenizer, request.cache_salt or "", answered)
+    tokens = np.array(written.tokens, dtype=np.int32)
     if longest is not None and len(tokens) > longest:
-        return PreparedPrompt(np.array(tokens, dtype=np.int32), text)
+        return PreparedPrompt(tokens, text)
     ends = _message_ends(messages, text, tokenizer, options)
     marks = _marked_ends(request.messages, messages, text, tokenizer, options)
-    boundaries, breakpoints = _positions(text, tokens, ends, marks, tokenizer)
-    return PreparedPrompt(np.array(tokens, dtype=np.int32), text, boundaries, breakpoints)
+    boundaries, breakpoints = _positions(text, written, ends, marks, tokenizer)
+    return PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers)
 
 
 def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, field: str) -> None:
@@ -155,12 +193,75 @@ def _template_options(request: ChatRequest) -> Mapping[str, Any]:
     return options
 
 
-def _prepare_text(prompt: str | list[int], echo: bool, tokenizer: TextTokenizer) -> PreparedPrompt:
+def _prepare_text(
+    prompt: str | list[int], request: CompletionRequest, tokenizer: TextTokenizer, answered: GivenAnswers | None
+) -> PreparedPrompt:
     if isinstance(prompt, str):
-        return PreparedPrompt(np.array(tokenizer.encode(prompt, special=True), dtype=np.int32), prompt)
+        written = _write(prompt, tokenizer, request.cache_salt or "", answered, special=True)
+        return PreparedPrompt(np.array(written.tokens, dtype=np.int32), prompt, answers=written.answers)
     if any(not 0 <= token < 2**31 for token in prompt):
         raise RequestError("a token id is negative or too large", "prompt", "invalid_token")
-    return PreparedPrompt(np.array(prompt, dtype=np.int32), tokenizer.decode(prompt) if echo else "")
+    return PreparedPrompt(np.array(prompt, dtype=np.int32), tokenizer.decode(prompt) if request.echo else "")
+
+
+@dataclass
+class _Written:
+    """A text in tokens.
+
+    Attributes:
+        tokens: Its tokens.
+        level: Offsets into the text, and how many tokens there are before them; where answers begin and end.
+        answers: See `PreparedPrompt`.
+    """
+
+    tokens: list[int]
+    level: list[tuple[int, int]]
+    answers: tuple[OwnAnswer, ...] = ()
+
+
+def _write(
+    text: str, tokenizer: TextTokenizer, salt: str, answered: GivenAnswers | None, *, special: bool = False
+) -> _Written:
+    """The tokens of a text, with the ids of what was `answered` to what stands before it."""
+    found = [] if answered is None else answered.within(salt, text)
+    closed = special and tokenizer.encode("x", special=True)[-1:] != tokenizer.encode("x")[-1:]
+    if answered is None or not found or closed:
+        return _Written(tokenizer.encode(text, special=special), [])
+    if not answered.restore:
+        tokens = tokenizer.encode(text, special=special)
+        told = [_told_apart(text, answer, tokenizer, special=special) for answer in found]
+        return _Written(tokens, [], tuple(answer for answer in told if answer is not None))
+    written, start, answers = _Written([], []), 0, []
+    for i, answer in enumerate(found):
+        following = text[answer.stop : found[i + 1].start if i + 1 < len(found) else None]
+        if not _stands_alone(following, tokenizer):
+            continue
+        before = tokenizer.encode(text[start : answer.start], special=special and start == 0)
+        own, start = answer.tokens.tolist(), answer.stop
+        first = len(written.tokens) + len(before)
+        written.level += [(answer.start, first), (answer.stop, first + len(own))]
+        written.tokens += [*before, *own]
+        usual = tokenizer.encode(text[answer.start : answer.stop])
+        if usual != own:
+            answers.append(OwnAnswer(first, first + len(own), first + _common_prefix(usual, own), restored=True))
+    written.tokens += tokenizer.encode(text[start:], special=special and start == 0)
+    written.answers = tuple(answers)
+    return written
+
+
+def _told_apart(text: str, answer: GivenAnswer, tokenizer: TextTokenizer, *, special: bool) -> OwnAnswer | None:
+    """Where an answer stands in the tokenizer's own tokens, if these are others."""
+    usual, own = tokenizer.encode(text[answer.start : answer.stop]), answer.tokens.tolist()
+    if usual == own:
+        return None
+    first = len(tokenizer.encode(text[: answer.start], special=special))
+    return OwnAnswer(first, first + len(usual), first + _common_prefix(usual, own), restored=False)
+
+
+def _stands_alone(text: str, tokenizer: TextTokenizer) -> bool:
+    """Whether the beginning of `text` is written behind another text as it is written by itself."""
+    head = text[:_HEAD]
+    return tokenizer.encode("x" + head) == tokenizer.encode("x") + tokenizer.encode(head)
 
 
 def plain_message(message: Message, parts: Sequence[str]) -> dict[str, Any]:
@@ -196,35 +297,45 @@ def _marked_ends(
     text: str,
     tokenizer: TextTokenizer,
     options: Mapping[str, Any],
-) -> set[int]:
-    """Where the client put `cache_control`, as offsets into `text`."""
-    ends = set()
+) -> dict[int, str]:
+    """Where the texts end that the client marked, as offsets into `text`, and what would follow if they went on."""
+    ends: dict[int, str] = {}
     for i, message in enumerate(given):
         cuts = [] if message.cache_control is None else [len(message.parts())]
         if not isinstance(message.content, str):
             cuts += [j for j, part in enumerate(message.content, start=1) if part.cache_control is not None]
         for cut in cuts:
-            shortened = [*messages[:i], plain_message(message, message.parts()[:cut])]
-            rendered = _try_render(shortened, tokenizer, options)
-            ends.add(common_start(rendered or "", text))
-    return ends - {0}
+            parts = message.parts()[:cut]
+            closed, open_ = (
+                _try_render([*messages[:i], plain_message(message, [*parts, *more])], tokenizer, options) or ""
+                for more in ((), (_MORE,))
+            )
+            end = min(common_start(closed, text), common_start(closed, open_))
+            if end:
+                ends[end] = open_[end : end + len(_MORE) + 1]
+    return ends
 
 
 def _positions(
-    text: str, tokens: Sequence[int], ends: set[int], marks: set[int], tokenizer: TextTokenizer
+    text: str, written: _Written, ends: set[int], marks: Mapping[int, str], tokenizer: TextTokenizer
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Token positions of offsets into `text`: of those in `ends` that fall between tokens, of all in `marks`."""
     boundaries: list[int] = []
     breakpoints: list[int] = []
+    tokens, level = written.tokens, deque(written.level)
     start = position = mismatches = 0
-    for end in sorted(ends | marks):
+    for end in sorted(ends | marks.keys()):
+        while level and level[0][0] <= end:
+            start, position = max((start, position), level.popleft())
         if mismatches >= _MAX_MISMATCHES and end not in marks:
             continue
         stretch = tokenizer.encode(text[start:end])
         common = _common_prefix(stretch, tokens[position : position + len(stretch)])
         exact = common == len(stretch)
-        if end in marks and position + common > 0:
-            breakpoints.append(position + common)
+        if end in marks:
+            going_on = tokenizer.encode(text[start:end] + marks[end])
+            reached = position + min(common, _common_prefix(going_on, stretch))
+            breakpoints += [reached] if reached else []
         if not exact:
             mismatches += 1
             continue

@@ -115,7 +115,9 @@ class Recorder:
             self.left_out += 1
             return
         arrived = max(0.0, result.timings.arrived - self._started)
-        self._writer.add(arrived, asked.tokens, result.tokens, asked.boundaries, scope=asked.salt)
+        # Of the answer, what others can reach, and the last token, which is not computed.
+        answer = result.tokens[: result.settled[0] + 1]
+        self._writer.add(arrived, asked.tokens, answer, asked.boundaries, scope=asked.salt)
         self._whole = self._flushed()
         self.written += 1
 

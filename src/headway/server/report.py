@@ -44,17 +44,23 @@ def headway_report(
     losses, changed, matched = _rounded_losses(result), None, result.cached_tokens
     if told_in_full and found is not None:
         lines = found.losses if everything else _own_losses(found)
-        losses = [_loss(one.reason.value, one.start, one.stop, one.detail or "") for one in lines]
+        losses = [_loss(one.reason.value, one.start, one.stop, _detail(one, prompt)) for one in lines]
         changed, matched = found.displaced, found.matched
     return {
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.cached_tokens,
+        "waited_tokens": result.waited_tokens,
         "resumed_from": result.resumed_from or None,
         "matched_tokens": matched,
         "losses": [_placed(loss, text.place(loss["start"])) for loss in losses],
         "changed": None if changed is None else _changed(text.change(changed)),
         "boundaries": list(prompt.boundaries),
         "breakpoints": list(prompt.breakpoints),
+        "own_answers": [
+            {"start": own.start, "stop": own.stop, "restored": own.restored}
+            for own in prompt.answers
+            if own.restored or told_in_full
+        ],
         "preemptions": result.preemptions,
         "seconds": {
             "queue": _rounded(timings.queue),
@@ -95,6 +101,17 @@ def _rounded_losses(result: RequestResult) -> list[dict[str, Any]]:
     if start == stop - 1:
         return [_loss(Reason.LAST_TOKEN.value, start, stop, "")]
     return [_loss(NOT_TOLD, start, stop, _NOT_TOLD)]
+
+
+def _detail(loss: Loss, prompt: PreparedPrompt) -> object:
+    """What else there is to say of a loss."""
+    for own in prompt.answers:
+        if loss.reason is Reason.PARTED and own.differs == loss.start and not own.restored:
+            return (
+                f"an answer of this server, in other tokens from {loss.start} on than it was given in: the tokenizer "
+                f"writes its text so, and --no-restore-answers leaves it at that"
+            )
+    return loss.detail or ""
 
 
 def _loss(reason: str, start: int, stop: int, detail: object) -> dict[str, Any]:

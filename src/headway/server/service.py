@@ -20,8 +20,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from headway.cache import ResetReport
 from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextTokenizer
 from headway.errors import HeadwayError, RequestError
+from headway.server.answers import GivenAnswers
 from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
 from headway.server.generation import generation_requests
@@ -49,6 +51,7 @@ class ServerOptions:
         recorder: Records what is asked and answered; None for no recording. The application closes it.
         explain: To whom explanations are told in full, "off", "own" (to prompts with a salt) or "all".
         salt_by_key: Requests share prefixes with those of the same key only.
+        restore_answers: Prompts that send an answer back as text get the ids that it was given in.
         client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
     """
 
@@ -58,6 +61,7 @@ class ServerOptions:
     recorder: Recorder | None = None
     explain: str = "own"
     salt_by_key: bool = False
+    restore_answers: bool = True
     client_timeout: float = 60.0
 
 
@@ -101,11 +105,13 @@ class GenerationService:
         engine: The engine.
         options: The server's options.
         pins: The pins that clients were told of.
+        answers: What was answered. An observer of the engine, if it is to know any.
     """
 
     def __init__(self, engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> None:
         self.engine = engine
         self.options = options
+        self.answers = GivenAnswers(restore=options.restore_answers)
         self._tokenizer = tokenizer
         self._tokenizing = TokenizingThreads()
         self.pins = PinIds(engine)
@@ -114,11 +120,22 @@ class GenerationService:
         """Stop the threads that tokenise."""
         self._tokenizing.close()
 
+    def reset(self) -> ResetReport:
+        """Forget every prefix and every answer.
+
+        Raises:
+            EngineStoppedError, TimeoutError: As `Engine.reset`.
+        """
+        self.answers.forget()
+        return self.engine.reset()
+
     async def chat(self, body: ChatRequest, http: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
         body = self._admit(body, http)
         longest, size = self.engine.max_model_len, sum(len(part) for m in body.messages for part in m.parts())
-        prompt = await self._tokenize(lambda: prepare_chat(body, self._tokenizer, longest), size, body, http)
+        prompt = await self._tokenize(
+            lambda: prepare_chat(body, self._tokenizer, longest, self.answers), size, body, http
+        )
         form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
         return await self._answer(body, [prompt], form, http)
 
@@ -127,7 +144,9 @@ class GenerationService:
         body = self._admit(body, http)
         longest, given = self.engine.max_model_len, body.prompt
         size = len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
-        prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer, longest), size, body, http)
+        prompts = await self._tokenize(
+            lambda: prepare_completions(body, self._tokenizer, longest, self.answers), size, body, http
+        )
         echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
         return await self._answer(body, prompts, form, http)

@@ -80,6 +80,8 @@ class Latency:
         busy: Share of it in which a step was running.
         steps: Steps.
         preemptions: Requests that gave way to others when memory ran out.
+        waits: Requests that waited for another to compute tokens that both need.
+        waited_tokens: Tokens that they reused thanks to that.
         computed_tokens: Tokens computed a second, of prompts and answers.
         answer_tokens: Tokens of answers a second.
         estimate: What the times were computed from, for people.
@@ -99,3 +101,5 @@ class Latency:
     answer_tokens: float
     estimate: str
     over_time: list[Wait] = field(default_factory=list)
+    waits: int = 0
+    waited_tokens: int = 0

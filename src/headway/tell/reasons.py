@@ -22,6 +22,7 @@ MEANING = {
     Reason.STATE_NEVER_TAKEN.value: "computed before, but no checkpoint was taken there",
     Reason.LOOKAHEAD.value: "a draft's entries depend on later tokens",
     Reason.NO_ROOM.value: "the memory cannot hold the prompt and what resuming here would copy",
+    Reason.COMPUTED_ANEW.value: "going on from there token by token would have cost more",
     Reason.STILL_COMPUTING.value: "a running request is computing it",
     Reason.TIER_MISSED.value: "no lower tier had it",
     Reason.TIER_FAILED.value: "a lower tier failed to load it",
@@ -36,6 +37,7 @@ REMEDIES = {
     Reason.STATE_NEVER_TAKEN.value: "add interval:N to --placement, or mark breakpoints in requests",
     Reason.LOOKAHEAD.value: "use a draft whose entries do not look ahead (DFlash, DSpark)",
     Reason.NO_ROOM.value: "give a little more memory than the longest prompt needs",
+    Reason.COMPUTED_ANEW.value: "mark breakpoints near the ends of prompts, or serve a model that continues by chunks",
     Reason.STILL_COMPUTING.value: "send what shares a prefix a little apart, or all of it to one server",
     REFUSED: "give at least the memory that the longest prompt needs",
 }

@@ -32,6 +32,7 @@ from headway.engine.ranks.messages import (
     encode,
 )
 from headway.errors import ConfigError
+from headway.runtime.interface import RowFault
 from headway.runtime.parallel.distributed import Rendezvous
 
 NOBODY = DraftSource("none", None, "match")
@@ -113,6 +114,16 @@ def test_every_rank_is_sent_the_step_and_rank_0_says_the_tokens(
 ) -> None:
     assert executor.run(some_work())[0].tokens == (5,)
     assert [type(message) for message in launched[0].sent] == [Load, Prepare, StepWork]
+
+
+@pytest.mark.parametrize(
+    ("faults", "damaged"), [([{}, {0: RowFault(9)}], 9), ([{0: RowFault()}, {0: RowFault()}], None)]
+)
+def test_a_row_that_is_not_finite_on_one_rank_has_failed(
+    executor: RankedExecutor, launched: list[ScriptedRanks], faults: list[dict[int, RowFault]], damaged: int | None
+) -> None:
+    launched[0].script[StepWork] = [StepDone(OUTPUT.rows, faults[0]), StepDone((), faults[1])]
+    assert executor.run(some_work()) == [RowAnswer(fault=RowFault(damaged))]
 
 
 @pytest.mark.parametrize("answers", [[OUTPUT, None], [None, StepDone()], [RankFault("ValueError", "bad"), None]])

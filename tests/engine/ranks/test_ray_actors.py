@@ -81,7 +81,7 @@ def test_drafts_on_two_workers(cluster: None, tmp_path: Path) -> None:
     config = EngineConfig(memory=MEMORY, max_batched_tokens=64, draft="mtp", draft_tokens=2, parallel=parallel)
     built = build_engine(str(source), config)
     assert built.drafts is not None
-    built.drafts._costs = None  # draft as much as there is room for, whether it pays or not
+    built.drafts.costs = None  # draft as much as there is room for, whether it pays or not
     engine = built.engine.start()
     try:
         tokens = prompt(1)

@@ -84,6 +84,16 @@ def test_returned_entries_go_first_by_arrival():
     assert [queue.pop().order for _ in range(3)] == [3, 7, 9]
 
 
+def test_an_entry_that_was_taken_out_comes_back_to_its_place():
+    queue = FairQueue[Entry]()
+    for i in range(4):
+        queue.push(Entry("a", i))
+    first, second = queue.pop(), queue.pop()
+    queue.push(second)
+    queue.push(first)
+    assert drain(queue) == [0, 1, 2, 3]
+
+
 def test_pop_of_an_empty_queue_is_an_index_error():
     with pytest.raises(IndexError, match="empty"):
         FairQueue[Entry]().pop()

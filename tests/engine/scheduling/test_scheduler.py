@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.engine.bench import WORLDS, Bench
 from tests.engine.fakes import EOS, VOCAB
 
 from headway.cache import Hit, PrefixCache, Prompt, Reason
-from headway.engine import EngineConfig, RequestFailedError, longest_servable
+from headway.engine import EngineConfig, RequestFailedError, RowAnswer, longest_servable
 from headway.errors import UnservableError
 
 
@@ -336,6 +338,97 @@ def test_followers_are_not_left_behind(end: str):
     bench.check_nothing_leaks()
 
 
+def test_equal_prompts_at_once_are_computed_once():
+    """RPT-15, on every kind of memory: 2,528 tokens, and for each of the other three the last one."""
+    tokens = np.random.default_rng(0).integers(1, VOCAB, 2528).tolist()
+    for world in WORLDS.values():
+        bench = Bench(world, blocks=8000, config=EngineConfig(max_batched_tokens=2048))
+        bench.device.run = lambda work: [
+            RowAnswer(() if s is None else (1,), n)
+            for s, n in zip(work.samples, work.step.counts.tolist(), strict=True)
+        ]
+        requests = [bench.add(tokens, 1, boundaries=(794, 2520)) for _ in range(4)]
+        bench.run()
+        counters = bench.scheduler.counters
+        assert counters.computed_tokens == 2528 + 3
+        assert [request.cached_tokens for request in requests] == [0, 2527, 2527, 2527]
+        assert (counters.waits, counters.waited_tokens) == (3, 3 * 2527)
+        assert bench.news[-1].delta.result.waited_tokens == 2527
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_siblings_share_what_one_of_them_computes_now(world: str):
+    """The first takes the junction at 20 for the others, though nothing parted there when it began."""
+    bench = Bench(WORLDS[world], blocks=100, config=config(wait_tokens=8))
+    siblings = [bench.add([*prompt(20), *prompt(9, seed=i + 1)], 3) for i in range(3)]
+    stranger = bench.add(prompt(8, seed=9), 3)
+    bench.step()
+    assert siblings[1].lease is None
+    assert stranger.lease is not None, "who has another prompt passes"
+    bench.run()
+    assert [request.cached_tokens for request in siblings] == [0, 20, 20]
+    assert [request.waited_tokens for request in siblings] == [0, 20, 20]
+    bench.check_right(*siblings, stranger)
+    bench.check_nothing_leaks()
+
+
+def test_nobody_waits_for_less_than_the_bound_or_where_nothing_will_be_kept():
+    options = config(max_batched_tokens=64)
+    for bound, waits, extra in ((20, 1, {}), (21, 0, {}), (0, 0, {}), (20, 0, {"no_store": True})):
+        bench = Bench(WORLDS["hybrid"], config=replace(options, wait_tokens=bound))
+        bench.add([*prompt(20), *prompt(9, seed=1)], 1, **extra)
+        bench.add([*prompt(20), *prompt(9, seed=2)], 1)
+        bench.run()
+        assert bench.scheduler.counters.waits == waits
+    bench = Bench(WORLDS["hybrid"], config=replace(options, wait_tokens=8), placement=("prompt_end", "answer_end"))
+    bench.add([*prompt(20), *prompt(9, seed=1)], 1)
+    bench.add([*prompt(20), *prompt(9, seed=2)], 1)
+    bench.run()
+    assert bench.scheduler.counters.waits == 0
+
+
+@pytest.mark.parametrize("end", ["abort", "fail", "preempt"])
+def test_who_waits_goes_on_when_the_other_does_not(end: str):
+    bench = Bench(WORLDS["hybrid"], blocks=100, config=config(wait_tokens=8))
+    older = bench.add(prompt(4, seed=9), 30, ignore_eos=True)
+    bench.step()
+    leader, *others = [bench.add([*prompt(40), *prompt(9, seed=i)], 3) for i in range(3)]
+    bench.step()
+    assert bench.scheduler.running == [older, leader]
+    assert bench.scheduler.waiting == 2
+    if end == "abort":
+        bench.scheduler.abort(leader)
+    elif end == "fail":
+        bench.device.fail_when = lambda work: True
+        bench.step()
+        bench.device.fail_when = lambda work: False
+        assert bench.scheduler.running == []
+    else:
+        bench.scheduler._starved = [older]
+        bench.step()
+        assert leader.preemptions == 1
+    bench.run()
+    assert max(request.waited_tokens for request in others) == 40
+    bench.check_right(older, *others)
+    bench.check_nothing_leaks()
+
+
+def test_nobody_waits_for_who_has_more_to_compute():
+    bench = Bench(WORLDS["full"], blocks=100, config=config(max_batched_tokens=16))
+    slow = bench.add([*prompt(30), *prompt(30, seed=1)], 1)
+    bench.scheduler._config = replace(config(), wait_tokens=0)
+    bench.step()
+    assert slow.computed == 16
+    quick = bench.cache.lease(Prompt(np.array(prompt(30))))
+    bench.cache.commit(bench.cache.extend([quick.row], [14]))
+    bench.cache.finish([quick.row])
+    bench.scheduler._config = replace(config(), wait_tokens=8)
+    bench.add([*prompt(30), *prompt(30, seed=1)], 1)
+    assert bench.cache.lookup(Prompt(np.array(prompt(60)))).tokens == 30
+    bench.step()
+    assert bench.scheduler.waiting == 0
+
+
 def test_stop_token_ids_and_eos():
     bench = Bench(WORLDS["full"])
     free = bench.add(prompt(10), 40, ignore_eos=True)
@@ -371,12 +464,34 @@ def test_salts_do_not_meet():
 
 
 def test_whole_prompts_where_the_model_cannot_continue_one():
-    options = EngineConfig(max_batched_tokens=40, max_running=4, prefix_reuse=False, chunked_prefill=False)
+    options = EngineConfig(
+        max_batched_tokens=40, max_running=4, step_tokens=5.0, placement=("prompt_end", "answer_end")
+    )
     bench = Bench(WORLDS["hybrid"], blocks=60, config=options)
-    requests = [bench.add(prompt(30, seed=i), 10, ignore_eos=True, no_store=True) for i in range(4)]
+    requests = [bench.add(prompt(30, seed=i), 10, ignore_eos=True) for i in range(4)]
     bench.run()
-    assert {count for step in bench.device.steps for count in step if count > 1} <= set(range(30, 41))
+    assert {count for step in bench.device.steps for count in step} == {29, 1}
     bench.check_right(*requests)
+
+
+@pytest.mark.parametrize(("rest", "resumed"), [(1, True), (6, True), (8, True), (9, False), (30, False)])
+def test_single_steps_go_on_where_they_are_cheaper(rest: int, resumed: bool):
+    """All but the last of 35 + rest tokens in one piece, or as many steps as are behind 34, of 5 tokens' time each."""
+    options = EngineConfig(
+        max_batched_tokens=200, max_running=4, step_tokens=5.0, placement=("prompt_end", "answer_end")
+    )
+    bench = Bench(WORLDS["hybrid"], blocks=60, config=options)
+    first = bench.add(prompt(30), 5, ignore_eos=True)
+    bench.run()
+    told = [*first.tokens[: first.known].tolist(), *prompt(rest, seed=9)]
+    bench.device.steps.clear()
+    again, beside = bench.add(told, 3, ignore_eos=True), bench.add(prompt(20, seed=5), 9, ignore_eos=True)
+    bench.run()
+    bench.check_right(first, again, beside)
+    assert again.cached_tokens == (34 if resumed else 0)
+    assert (Reason.COMPUTED_ANEW in again.explanation.reasons) != resumed
+    counts = {count for step in bench.device.steps for count in step}
+    assert counts == ({1, 19} if resumed else {1, 19, 34 + rest})
 
 
 def test_reset_while_requests_run():
@@ -407,7 +522,8 @@ def test_whatever_happens_answers_are_right_and_nothing_leaks(seed: int):
     rng = np.random.default_rng(seed)
     world = list(WORLDS)[seed % len(WORLDS)]
     running = int(rng.integers(1, 7))
-    options = EngineConfig(max_batched_tokens=running + int(rng.integers(1, 40)), max_running=running)
+    tokens, wait = running + int(rng.integers(1, 40)), int(rng.integers(0, 12))
+    options = EngineConfig(max_batched_tokens=tokens, max_running=running, wait_tokens=wait)
     blocks = int(rng.integers(4, 12)) if world == "state" else int(rng.integers(34, 80))
     placement = ["prompt_end", "answer_end", "junction", "breakpoint", "boundary"]
     if rng.random() < 0.3:

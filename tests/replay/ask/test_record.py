@@ -66,7 +66,13 @@ def test_a_clock_is_short_in_a_record_and_whole_in_the_key() -> None:
         for flops in (1e15, 2e15)
     )
     made = record_of(record().result, replace(CONFIG, timing=slow), MODEL, generate("chat", 2))
-    assert made.policy["timing"] == {"gpu": "h300", "speed": "x2", "at once": 16, "tokens per step": 2048}
+    assert made.policy["timing"] == {
+        "gpu": "h300",
+        "speed": "x2",
+        "at once": 16,
+        "tokens per step": 2048,
+        "waits for": "256 tokens",
+    }
     assert settings_of(replace(CONFIG, timing=slow)) != settings_of(replace(CONFIG, timing=fast))
 
 

@@ -7,9 +7,12 @@ import torch
 import transformers
 from tests.runtime.tiny_configs import COMMON, MODELS
 from tests.runtime.tiny_models import SOUND, tiny_model
+from transformers import AttentionInterface
 
 from headway.cache import ChunkedLocal, FullAttention, LayerSpec, Recurrent, SlidingWindow
 from headway.errors import ConfigError, ModelError
+from headway.runtime.interface import LongRope
+from headway.runtime.model.attention import NAME, AttentionSwitch, Scores, masked_attention
 from headway.runtime.model.inspection import inspect_model
 
 GROUPS: dict[str, list[LayerSpec]] = {
@@ -98,8 +101,53 @@ def test_shapes_need_no_weights(name: str) -> None:
 
 
 def test_a_model_with_a_cache_of_its_own_is_refused() -> None:
-    with pytest.raises(ModelError, match="MiniMaxForCausalLM cannot be served"):
+    with pytest.raises(
+        ModelError, match=r"MiniMaxForCausalLM cannot be served: .* a cache of its own \(MiniMaxCache\)"
+    ):
         inspect_model(tiny_model("MiniMax"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("DeepseekV32", "an attention mask for sparse attention over an index"),
+        ("Inkling", "a bias on attention scores that depends on positions"),
+        ("Falcon", "its FalconAttention works on an attention mask;"),
+    ],
+)
+def test_what_attention_asks_for_is_refused_by_name(name: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason) as raised:
+        inspect_model(tiny_model(name))
+    assert "NoneType" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"indices": torch.zeros(1, 8, 4)}, "sparse attention over an index, which"),
+        ({"is_causal": False}, "attention to later tokens"),
+        ({"novelty": 3}, "what its attention calls 'novelty'"),
+    ],
+)
+def test_an_unknown_keyword_of_attention_is_not_dropped(asked: dict[str, object], reason: str) -> None:
+    attend = AttentionInterface()[NAME]
+    with AttentionSwitch(tiny_model("Qwen3")).attending(Everything()), pytest.raises(ModelError, match=reason):
+        attend(torch.nn.Identity(), torch.zeros(1, 2, 8, 4), *[torch.zeros(1, 1, 8, 4)] * 2, None, **asked)
+
+
+class Everything:
+    """A context in which every token sees every other."""
+
+    def attend(
+        self, layer: int | None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        return masked_attention(query, key, value, scores)
+
+
+def test_two_sets_of_rotary_frequencies() -> None:
+    assert inspect_model(tiny_model("Phi3Long")).long_rope == LongRope(96, recomputed=True)
+    assert inspect_model(tiny_model("LlamaLong")).long_rope == LongRope(96, recomputed=False)
+    assert inspect_model(tiny_model("Llama")).long_rope is None
 
 
 def test_the_model_is_left_as_it_was() -> None:

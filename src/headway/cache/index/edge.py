@@ -6,6 +6,8 @@ each says it. Moving these records when an edge is split, cut or grown is `tree`
 
 A checkpoint at position p holds, for every window, chunk and state at once, the blocks that let a request resume
 exactly there. It is taken and dropped as one, so a lookup never has to reconcile what different kinds of layers kept.
+Without states it serves positions before its own as well, back to `first`: as far as it holds all that each of them
+needs. Such a position can lie on another edge, before a place where paths part; `Edge.reach` says where to look.
 A model that has none of these can resume anywhere: each of its edges has one checkpoint without blocks, which *floats*:
 it lies where the resident part ends and serves every position of that part.
 """
@@ -22,11 +24,16 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.cache.policy.reuse import PATH
-from headway.cache.shape.geometry import Ids
+from headway.cache.shape.geometry import Ids, TableGeometry
 
-__all__ = ["Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
+__all__ = ["PASSED_OVER", "Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
 
 _position = attrgetter("position")
+
+FAR = 2**62
+"""A position behind all others."""
+_FEW = 64
+"""Children of an edge, or fewer, that are all looked at when one of them changes."""
 
 
 class Section(NamedTuple):
@@ -42,6 +49,16 @@ class Section(NamedTuple):
     ids: Ids
     whole: bool = False
 
+    def part(self, table: TableGeometry, position: int) -> Section:
+        """Of these blocks of `table` those that resuming at `position` needs; of a state all of them."""
+        if self.whole:
+            return self
+        span, first = table.span, table.first_needed(position)
+        if first == position:
+            return Section(position // span, self.ids[:0])
+        low = max(self.first, first // span)
+        return Section(low, self.ids[low - self.first : -(-position // span) - self.first])
+
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
@@ -52,6 +69,7 @@ class Checkpoint:
         kind: Kind of placement that took it ("prompt_end", "junction", ...), or "path" where it floats.
         sections: One per tail table, in the order of `CacheGeometry.tail_tables`, with one reference on each block.
         edge: The edge that it lies on.
+        first: The first position that it serves: its own in models with states; of no meaning where it floats.
         born: Tick of its birth.
         hits: Leases that resumed from it.
         missed: Leases that would have, had it (or one at its place before) not gone.
@@ -61,12 +79,14 @@ class Checkpoint:
         pinned: A pin protects it.
         floats: It lies at the resident end and serves every resident position of its edge.
         blocks: Block ids that it holds.
+        spare: Some of them only serve positions before its own: they go first.
     """
 
     position: int
     kind: str
     sections: tuple[Section, ...]
     edge: Edge
+    first: int = 0
     born: int = 0
     hits: int = 0
     missed: int = 0
@@ -74,6 +94,7 @@ class Checkpoint:
     age: float = 0.0
     entry: int = -1
     pinned: bool = False
+    spare: bool = False
     floats: bool = field(init=False)
     blocks: int = field(init=False)
 
@@ -87,10 +108,20 @@ class Checkpoint:
         """How often it was wanted."""
         return self.hits + self.missed
 
+    def reduce(self, sections: tuple[Section, ...], first: int) -> None:
+        """Hold `sections` and no more, which serve from `first` on."""
+        before, self.sections, self.first, self.spare = self.first, sections, first, False
+        self.blocks = sum(len(section.ids) for section in sections)
+        self.edge.review_reach(before)
+
+
+PASSED_OVER = "passed_over"
+"""Cause of a checkpoint that was not taken, and is remembered to learn from."""
+
 
 @dataclass(slots=True)
 class LostCheckpoint:
-    """A checkpoint that was here.
+    """A checkpoint that was here, or could have been.
 
     Attributes:
         position: Tokens before it.
@@ -167,6 +198,7 @@ class Edge:
         busy: Leases that end on it, and children that are busy.
         resident_children: Children that have anything resident.
         trim: When what lies behind the resident end went, in models without checkpoints.
+        reach: No checkpoint on it or behind it serves a position before its own and before this one.
     """
 
     parent: Edge | None
@@ -185,6 +217,7 @@ class Edge:
     busy: int = 0
     resident_children: int = 0
     trim: Trim | None = None
+    reach: int = FAR
 
     def __post_init__(self) -> None:
         """Nothing of it is resident or computed yet."""
@@ -268,6 +301,40 @@ class Edge:
             edge = edge.parent
         return 0, None
 
+    def serving(self, position: int) -> Checkpoint | None:
+        """A checkpoint behind `position`, which lies on this edge, that serves it: here, or where it goes on; or None.
+
+        O(edges and checkpoints behind it that may serve it).
+        """
+        todo = [self]
+        while todo:
+            edge = todo.pop()
+            if edge.reach <= position:
+                for one in edge.checkpoints[bisect_right(edge.checkpoints, position, key=_position) :]:
+                    if one.first <= position:
+                        return one
+                if edge.resident_children:
+                    todo.extend(edge.children.values())
+        return None
+
+    def note_reach(self, first: int) -> None:
+        """A checkpoint on this edge serves positions from `first` on."""
+        edge: Edge | None = self
+        while edge is not None and first < edge.reach:
+            edge.reach = first
+            edge = edge.parent
+
+    def review_reach(self, first: int) -> None:
+        """No checkpoint on this edge that serves `first` does so any more, or not more than the others do.
+
+        Where many paths part nobody looks at all of them: what is said of it is true as it is.
+        """
+        edge: Edge | None = self
+        while edge is not None and edge.reach >= first and len(edge.children) <= _FEW:
+            found = [one.first for one in edge.checkpoints if one.first < one.position]
+            edge.reach = min([*found, *(child.reach for child in edge.children.values())], default=FAR)
+            edge = edge.parent
+
     def checkpoint_at(self, position: int) -> Checkpoint | None:
         """The checkpoint on this edge that serves `position`, or None."""
         if self.checkpoints and self.checkpoints[0].floats:
@@ -279,10 +346,14 @@ class Edge:
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Insert a checkpoint; no other lies at its position."""
         insort(self.checkpoints, checkpoint, key=_position)
+        if checkpoint.first < checkpoint.position:
+            self.note_reach(checkpoint.first)
 
     def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take a checkpoint out."""
         del self.checkpoints[bisect_left(self.checkpoints, checkpoint.position, key=_position)]
+        if checkpoint.first < checkpoint.position:
+            self.review_reach(checkpoint.first)
 
     @property
     def last_checkpoint(self) -> int:
@@ -299,6 +370,12 @@ class Match(NamedTuple):
 
     edge: Edge
     position: int
+
+    def common(self, anchor: Anchor) -> int:
+        """Where this path and the one to `anchor` part, or the shorter of them ends. O(edges)."""
+        edges = set(self.edge.path())
+        shared = next((edge for edge in anchor.edge.path() if edge in edges), None)
+        return min(self.position, anchor.position, shared.end) if shared else 0
 
     def lost(self, low: int, high: int) -> Iterator[LostCheckpoint]:
         """Checkpoints that went from (low, high] of this path, deepest first."""

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CheckpointRemoved", "CheckpointStored", "Event", "Listeners", "ResidentGrown", "ResidentShrunk"]
+__all__ = [
+    "CheckpointReduced",
+    "CheckpointRemoved",
+    "CheckpointStored",
+    "Event",
+    "Listeners",
+    "ResidentGrown",
+    "ResidentShrunk",
+]
 
 _LOG = logging.getLogger("headway.cache")
 
@@ -44,9 +52,11 @@ class CheckpointStored(_Change):
 
     Attributes:
         kind: Kind of placement.
+        first: One that shares less of `prefix` can as well, from this position on.
     """
 
     kind: str
+    first: int
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,17 @@ class CheckpointRemoved(_Change):
 
     kind: str
     cause: str
+
+
+@dataclass(frozen=True)
+class CheckpointReduced(_Change):
+    """The checkpoint at `position` of `prefix` serves fewer positions before its own, to make room.
+
+    Attributes:
+        first: The first one that it still serves.
+    """
+
+    first: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +101,7 @@ class ResidentShrunk(_Change):
     cause: str
 
 
-Event = CheckpointStored | CheckpointRemoved | ResidentGrown | ResidentShrunk
+Event = CheckpointStored | CheckpointRemoved | CheckpointReduced | ResidentGrown | ResidentShrunk
 
 
 class Listeners:

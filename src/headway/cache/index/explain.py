@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from headway.cache.index.displaced import Displaced
-from headway.cache.index.edge import Match
+from headway.cache.index.edge import PASSED_OVER, Match
 from headway.cache.policy.reuse import PATH
 from headway.sizes import counted
 
@@ -40,6 +40,8 @@ class Reason(Enum):
     """The last token of a prompt is always computed: its logits are the answer."""
     NO_ROOM = "no_room"
     """The pool cannot hold the whole prompt together with what resuming here would copy, so the hit was given up."""
+    COMPUTED_ANEW = "computed_anew"
+    """Going on from here would have cost more than computing the tokens anew: the model continues token by token."""
     OTHER_NAMESPACE = "other_namespace"
     """The tokens are known under another model, adapter or cache salt only."""
     STILL_COMPUTING = "still_computing"
@@ -116,9 +118,9 @@ class Explanation:
         """The reasons that occur."""
         return frozenset(loss.reason for loss in self.losses)
 
-    def without_hit(self) -> Explanation:
-        """The same prompt when the pool has no room for its hit."""
-        given_up = (Loss(Reason.NO_ROOM, 0, self.hit_tokens),) if self.hit_tokens else ()
+    def without_hit(self, why: Reason) -> Explanation:
+        """The same prompt when its hit is given up."""
+        given_up = (Loss(why, 0, self.hit_tokens),) if self.hit_tokens else ()
         return Explanation(self.prompt_tokens, 0, self.matched, given_up + self.losses)
 
     def __str__(self) -> str:
@@ -195,7 +197,7 @@ def explain_match(
 
 def _unkept(at: Match, hit: int, computed: int, now: float) -> Iterator[Loss]:
     """Lines for [hit, computed) of a model with checkpoints: tokens that were computed and cannot be reused."""
-    lost = next(at.lost(hit, computed), None)
+    lost = next((one for one in at.lost(hit, computed) if one.cause != PASSED_OVER), None)
     if lost is not None:
         detail = Evicted(lost.position, lost.kind, lost.cause, now - lost.when)
         yield Loss(Reason.EVICTED, hit, lost.position, detail)

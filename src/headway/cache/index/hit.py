@@ -39,7 +39,7 @@ class Hit:
     version: int = field(repr=False)
 
     def blocks(self, table: int) -> Ids:
-        """Block ids of one table under the hit, int32: of the prefix, or what the checkpoint holds.
+        """Block ids of one table under the hit, int32: of the prefix, or what the checkpoint holds of its tail.
 
         Valid until the cache changes.
         """
@@ -47,6 +47,7 @@ class Hit:
             return np.empty(0, dtype=np.int32)
         geometry, one = self.index.geometry, self.index.geometry.tables[table]
         if one.kind is not TableKind.PREFIX:
-            return self.checkpoint.sections[geometry.tail_tables.index(one)].ids.copy()
+            section = self.checkpoint.sections[geometry.tail_tables.index(one)]
+            return section.part(one, self.tokens).ids.copy()
         edge, number = self.at.edge.edge_at(self.tokens), geometry.prefix_tables.index(one)
         return self.index.tree.path_ids(edge, number, 0, one.blocks_for(self.tokens)).copy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headway.cache.index.edge import Edge, Match
+from headway.cache.index.edge import PASSED_OVER, Edge, Match
 from headway.cache.index.explain import Evicted
 
 __all__ = ["KeptCheckpoint", "Path", "PathPart", "describe_path"]
@@ -80,7 +80,11 @@ def _part(edge: Edge, stop: int, now: float) -> PathPart:
         edge.resident,
         edge.computed,
         tuple(KeptCheckpoint(c.position, c.kind, c.uses, c.pinned) for c in edge.checkpoints if not c.floats),
-        tuple(Evicted(c.position, c.kind, c.cause, now - c.when, c.uses) for _, c in sorted(edge.lost.items())),
+        tuple(
+            Evicted(c.position, c.kind, c.cause, now - c.when, c.uses)
+            for _, c in sorted(edge.lost.items())
+            if c.cause != PASSED_OVER
+        ),
         tuple(sorted(pin.position for pin in edge.pins)),
         len(edge.anchors),
         len(edge.children),

@@ -41,7 +41,7 @@ class PrefixIndex:
         self.tree = PrefixTree(geometry.lookahead, geometry.prefix_tables, pool, floats=self.floats)
         self.residency = Residency(self.tree, pool)
         self.usage = Usage(keep.policy, self.tree)
-        self.reclaim = Reclaimer(self.tree, pool, self.residency, self.usage, keep)
+        self.reclaim = Reclaimer(geometry, self.tree, pool, self.residency, self.usage, keep)
         self.version = 0
 
     # ---- finding
@@ -51,7 +51,23 @@ class PrefixIndex:
         at = self.tree.find(namespace, data)
         limit = min(at.position, len(data) // 4 - 1)
         position, checkpoint = at.edge.resume_point(limit) if limit > 0 else (0, None)
+        if self.geometry.ranges and position < limit:
+            position, checkpoint = self._behind(at.edge.edge_at(limit), limit, position) or (position, checkpoint)
         return at, position, checkpoint
+
+    def _behind(self, edge: Edge, limit: int, floor: int) -> tuple[int, Checkpoint] | None:
+        """The deepest position above `floor` and up to `limit` on `edge` that a checkpoint behind it serves, and which.
+
+        It is `limit`, or a place where paths part before it.
+        """
+        position = limit
+        while position > floor:
+            if (found := edge.serving(position)) is not None:
+                return position, found
+            assert edge.parent is not None
+            edge = edge.parent
+            position = edge.end
+        return None
 
     def known_elsewhere(self, namespace: int, data: bytes, latest: int) -> int:
         """Positions of `data` that the one of the `latest` other namespaces knows that knows most."""
@@ -115,17 +131,31 @@ class PrefixIndex:
         self.version += 1
         self.usage.extend(self.residency.grow(at, rows, given=given))
 
-    def take_checkpoint(self, at: Match, kind: str, sections: tuple[Section, ...]) -> None:
-        """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references."""
+    def take_checkpoint(
+        self, at: Match, kind: str, sections: tuple[Section, ...], *, spare: bool = False
+    ) -> Checkpoint:
+        """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references.
+
+        `spare`: they hold more than resuming at `at` needs, which may go when memory runs short.
+        """
         self.version += 1
-        checkpoint = Checkpoint(at.position, kind, sections, at.edge)
+        first = self.geometry.serves_from(at.position, [section.first for section in sections])
+        checkpoint = Checkpoint(at.position, kind, sections, at.edge, first)
         self.residency.store(checkpoint)
         self.usage.take(checkpoint)
         self.reclaim.queue.push(checkpoint)
+        if spare:
+            self.reclaim.keep_spare(checkpoint)
+        return checkpoint
 
-    def resume(self, at: Match, position: int, checkpoint: Checkpoint) -> None:
-        """A lease resumes at `position` of the path to `at`, by `checkpoint`."""
-        self.usage.resume(at, position, checkpoint)
+    def pass_over(self, at: Match, kind: str) -> None:
+        """No checkpoint of `kind` is kept at `at`, which is computed: see whether one is wanted there."""
+        if at.edge.checkpoint_at(at.position) is None and at.position not in at.edge.lost:
+            self.usage.pass_over(at, kind)
+
+    def resume(self, at: Match, position: int, checkpoint: Checkpoint, *, deepest: bool) -> None:
+        """A lease resumes at `position` of the path to `at`, by `checkpoint`; `deepest`: none has gone behind it."""
+        self.usage.resume(at, position, checkpoint, deepest=deepest)
         if not checkpoint.floats:
             self.reclaim.queue.push(checkpoint)
 
@@ -143,6 +173,8 @@ class PrefixIndex:
 
         `shares`: the lease that asks uses the blocks of the path itself.
         """
+        if (checkpoint := edge.checkpoint_at(position)) is not None:
+            self.reclaim.reduce(checkpoint)
         own = sum(position // table.span for table in self.tree.tables) if shares else 0
         fits = self.geometry.fits
         return self.reclaim.pins.pin(edge, position, seconds, lambda blocks: fits(blocks + own, length, position))

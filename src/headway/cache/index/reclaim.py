@@ -7,7 +7,9 @@ go.
 
 What could be had is known without looking: the blocks that no lease and no pin uses (`BlockPool.available`). So an
 exhausted pool is not searched, and what is promised is found: in the queue of what is idle, or, as a last resort, on
-paths of running leases behind what those leases use.
+paths of running leases behind what those leases use. Before anything is evicted, checkpoints give up what they hold for
+positions before their own alone: entries that would have slid out of a window by then, and that cost nothing to keep
+while memory is free.
 
 What went stays known for a while (tokens only): so a miss can be explained, and it is seen where traffic parts. The
 oldest of it is forgotten when all that is known takes more than so many tokens or bytes.
@@ -27,6 +29,7 @@ from headway.cache.index.residency import Residency
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage, count
 from headway.cache.policy.eviction import Candidate, EvictionPolicy, EvictionQueue
+from headway.cache.shape.geometry import CacheGeometry
 from headway.cache.shape.spec import ComputeCost
 
 __all__ = ["Reclaimer", "Retention"]
@@ -64,8 +67,17 @@ class Reclaimer:
         pins: What must stay.
     """
 
-    def __init__(self, tree: PrefixTree, pool: BlockPool, residency: Residency, usage: Usage, keep: Retention) -> None:
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        tree: PrefixTree,
+        pool: BlockPool,
+        residency: Residency,
+        usage: Usage,
+        keep: Retention,
+    ) -> None:
         """Make room in `pool` by moving resident ends of `tree` back."""
+        self._geometry = geometry
         self._tree = tree
         self._pool = pool
         self._residency = residency
@@ -75,6 +87,7 @@ class Reclaimer:
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, keep.policy)
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
+        self._spare: dict[Checkpoint, None] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What was written; the queue asks this object again."""
@@ -89,6 +102,8 @@ class Reclaimer:
         if blocks > self._pool.available:
             return False
         before = self._pool.free
+        while self._spare and self._pool.free < blocks:
+            self.reduce(next(iter(self._spare)))
         while self._pool.free < blocks:
             victim = self.queue.pop()
             if victim is None:
@@ -97,6 +112,17 @@ class Reclaimer:
             self._evict(*victim, blocks - self._pool.free)
         self._usage.counters.blocks_evicted += self._pool.free - before
         return self._pool.free >= blocks
+
+    def keep_spare(self, checkpoint: Checkpoint) -> None:
+        """A new checkpoint holds more than it needs, until memory runs short."""
+        checkpoint.spare = True
+        self._spare[checkpoint] = None
+
+    def reduce(self, checkpoint: Checkpoint) -> None:
+        """Let a checkpoint hold what it needs and no more."""
+        if self._spare.pop(checkpoint, True) is None:
+            self._residency.reduce(checkpoint, self._geometry)
+            self.queue.push(checkpoint)
 
     def _candidate(self, item: Checkpoint) -> Candidate | None:
         """What evicting `item` would free and cost, or None if it must stay or nothing would become free."""
@@ -135,6 +161,7 @@ class Reclaimer:
         count(self._usage.counters.evicted, item.kind)
         if item.hits == 0:
             count(self._usage.counters.evicted_unused, item.kind)
+        self._spare.pop(item, None)
         self._residency.remove(item, cause)
         lost = LostCheckpoint(item.position, item.kind, self.keep.clock(), cause, item.born, item.uses)
         self._tree.remember(item.edge, lost)
@@ -240,6 +267,7 @@ class Reclaimer:
                 self.pins.lift(pin)
             for checkpoint in [one for one in edge.checkpoints if not one.floats]:
                 self.queue.discard(checkpoint)
+                self._spare.pop(checkpoint, None)
                 self._residency.remove(checkpoint, cause)
                 dropped += 1
             self._residency.shrink(edge, edge.start, cause)

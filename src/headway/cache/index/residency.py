@@ -14,10 +14,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.cache.index.edge import Checkpoint, Edge, Match
-from headway.cache.index.events import CheckpointRemoved, CheckpointStored, Listeners, ResidentGrown, ResidentShrunk
+from headway.cache.index.events import (
+    CheckpointReduced,
+    CheckpointRemoved,
+    CheckpointStored,
+    Listeners,
+    ResidentGrown,
+    ResidentShrunk,
+)
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.tree import PrefixTree
-from headway.cache.shape.geometry import Ids
+from headway.cache.shape.geometry import CacheGeometry, Ids
 
 __all__ = ["Residency"]
 
@@ -125,8 +132,24 @@ class Residency:
         edge = checkpoint.edge
         edge.add_checkpoint(checkpoint)
         self._tree.checkpoints += 1
+        self._tree.checkpoint_blocks += checkpoint.blocks
         if self.listeners:
-            self.listeners.tell(CheckpointStored(*self._named(edge, checkpoint.position), checkpoint.kind))
+            named = self._named(edge, checkpoint.position)
+            self.listeners.tell(CheckpointStored(*named, checkpoint.kind, checkpoint.first))
+
+    def reduce(self, checkpoint: Checkpoint, geometry: CacheGeometry) -> None:
+        """Let go of what a checkpoint holds for positions before its own alone."""
+        tables, position, sections = geometry.tail_tables, checkpoint.position, []
+        self._tree.checkpoint_blocks -= checkpoint.blocks
+        for section, table in zip(checkpoint.sections, tables, strict=True):
+            needed = section.part(table, position)
+            if len(needed.ids) < len(section.ids):
+                self._pool.release(section.ids[: len(section.ids) - len(needed.ids)])
+            sections.append(needed)
+        checkpoint.reduce(tuple(sections), geometry.serves_from(position, [section.first for section in sections]))
+        self._tree.checkpoint_blocks += checkpoint.blocks
+        if self.listeners:
+            self.listeners.tell(CheckpointReduced(*self._named(checkpoint.edge, position), checkpoint.first))
 
     def remove(self, checkpoint: Checkpoint, cause: str) -> None:
         """Drop a checkpoint that does not float, and its references."""
@@ -135,6 +158,7 @@ class Residency:
             self.listeners.tell(CheckpointRemoved(*self._named(edge, checkpoint.position), checkpoint.kind, cause))
         edge.remove_checkpoint(checkpoint)
         self._tree.checkpoints -= 1
+        self._tree.checkpoint_blocks -= checkpoint.blocks
         for section in checkpoint.sections:
             self._pool.release(section.ids, whole=section.whole)
 

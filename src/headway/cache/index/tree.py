@@ -116,6 +116,7 @@ class PrefixTree:
         losses: Checkpoints that went and are remembered.
         checkpoints: Checkpoints that do not float.
         pins: Pins.
+        checkpoint_blocks: Block ids in all checkpoints.
     """
 
     def __init__(self, lookahead: int, tables: Sequence[TableGeometry], pool: BlockPool, *, floats: bool) -> None:
@@ -125,7 +126,7 @@ class PrefixTree:
         self.tables = tuple(tables)
         self.roots: dict[int, Edge] = {}
         self.tokens = 0
-        self.edge_count = self.losses = self.checkpoints = self.pins = 0
+        self.edge_count = self.losses = self.checkpoints = self.pins = self.checkpoint_blocks = 0
         self._token_bytes = token_bytes(tables)
         self._edge_bytes = EDGE_BYTES + _RUN_BYTES * len(self.tables) + self._token_bytes * lookahead
         self._pool = pool
@@ -158,6 +159,7 @@ class PrefixTree:
         """Bytes that all of it takes, estimated from above."""
         roots = len(self.roots) * (self._edge_bytes + 2 * NAMESPACE_BYTES)
         marks = _LOST_BYTES * self.losses + CHECKPOINT_BYTES * self.checkpoints + _PIN_BYTES * self.pins
+        marks += 4 * self.checkpoint_blocks
         return roots + self._edge_bytes * self.edge_count + self._token_bytes * self.tokens + marks
 
     # ---- finding
@@ -308,6 +310,7 @@ class PrefixTree:
         edge.parent, edge.start = upper, position
 
         upper.runs = tuple(self._split_run(i, upper.start, edge, position) for i in range(len(self.tables)))
+        upper.reach = edge.reach
         upper.resident, edge.resident = min(edge.resident, position), max(edge.resident, position)
         upper.computed, edge.computed = min(edge.computed, position), max(edge.computed, position)
         upper.resident_children = int(edge.resident > position)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from headway.cache.index.edge import Checkpoint, Edge, Match
+from headway.cache.index.edge import PASSED_OVER, Checkpoint, Edge, LostCheckpoint, Match
 from headway.cache.index.tree import PrefixTree
 from headway.cache.policy.eviction import EvictionPolicy
+from headway.cache.policy.placement import LAST_END
 from headway.cache.policy.reuse import PATH, ReuseRates
 
 __all__ = ["Counters", "Usage", "count"]
@@ -77,6 +78,11 @@ class Usage:
         self.reuse.took(checkpoint.kind)
         count(self.counters.taken, checkpoint.kind)
 
+    def pass_over(self, at: Match, kind: str) -> None:
+        """A checkpoint could have been taken at `at`, and was not: it counts as taken, and as gone at once."""
+        self.reuse.took(kind)
+        self._tree.remember(at.edge, LostCheckpoint(at.position, kind, 0.0, PASSED_OVER, self.ticks, 0))
+
     def extend(self, edges: list[Edge]) -> None:
         """More of `edges` is resident: where checkpoints float, they are as fresh as if they had been used."""
         self.ticks += 1
@@ -86,8 +92,8 @@ class Usage:
             for edge in edges:
                 edge.checkpoints[0].used, edge.checkpoints[0].age = self.ticks, self._policy.clock
 
-    def resume(self, at: Match, position: int, checkpoint: Checkpoint) -> None:
-        """A lease resumes at `position` of the path to `at`, by `checkpoint`."""
+    def resume(self, at: Match, position: int, checkpoint: Checkpoint, *, deepest: bool) -> None:
+        """A lease resumes at `position` of the path to `at`, by `checkpoint`; `deepest`: none has gone behind it."""
         self.ticks += 1
         clock = self._policy.clock
         if checkpoint.floats:
@@ -101,21 +107,23 @@ class Usage:
         if checkpoint.hits == 0:
             count(self.counters.reused, checkpoint.kind)
         count(self.counters.resumed, checkpoint.kind)
-        self.reuse.wanted(checkpoint.kind, self.ticks - checkpoint.born if checkpoint.uses == 0 else None)
+        if deepest or not checkpoint.kind.startswith(LAST_END):
+            self.reuse.wanted(checkpoint.kind, self.ticks - checkpoint.born if checkpoint.uses == 0 else None)
         checkpoint.hits += 1
         checkpoint.used, checkpoint.age = self.ticks, clock
 
     def miss(self, at: Match, low: int, high: int) -> None:
         """A lease would have resumed further in (low, high] of the path to `at`, but for what went from there.
 
-        Of every kind the deepest one counts, as each would have served if it alone had been kept.
+        Of every kind the deepest one counts, as each would have served if it alone had been kept. One at the end of a
+        message counts only if it is the deepest of all: such are kept for requests that part there.
         """
         if high <= low:
             return
         if not self._tree.floats:
             seen: set[str] = set()
             for lost in at.lost(low, high):
-                if lost.kind not in seen:
+                if lost.kind not in seen and not (seen and lost.kind.startswith(LAST_END)):
                     seen.add(lost.kind)
                     self.reuse.wanted(lost.kind, self.ticks - lost.born if lost.uses == 0 else None)
                     lost.uses += 1

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from headway.cache.index.edge import Match, Section
 from headway.cache.index.usage import count
 from headway.cache.lease.step import Rows, StateExport, Step
-from headway.cache.lease.table import AHEAD, BROKEN, FAR, MOST_SAMPLED, STEPPING, Parts, Record
+from headway.cache.lease.table import AHEAD, BROKEN, FAR, MOST_SAMPLED, STEPPING, Bookmark, Parts, Record
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs
@@ -58,13 +58,16 @@ class Committer(Parts):
         """Take leases whose older step was cut short or failed out of the newer one. One step is under way less."""
         leases = self.leases
         for row in rows.tolist():
-            step = leases.under_way[leases.newest.item(row)]
-            step.counts[step.rows == row] = 0
-            self._drop_exports([export for export in step.exports if export.row == row])
-            step.exports = tuple(export for export in step.exports if export.row != row)
-            if not step.counts.any():
-                del leases.under_way[step.serial]
+            self._leave_step(leases.under_way[leases.newest.item(row)], row)
         leases.phase[rows] -= 1
+
+    def _leave_step(self, step: Step, row: int) -> None:
+        """Take a lease out of a step; one that nobody takes part in is not under way."""
+        step.counts[step.rows == row] = 0
+        self._drop_exports([export for export in step.exports if export.row == row])
+        step.exports = tuple(export for export in step.exports if export.row != row)
+        if not step.counts.any():
+            del self.leases.under_way[step.serial]
 
     def _note_one(self, step: Step, done: Longs, tokens: Ids, told: Longs | None) -> list[tuple[int, int, int]]:
         """`_note` for one row, with plain numbers, which is faster for it than arrays."""
@@ -160,6 +163,11 @@ class Committer(Parts):
                     self.pool.drop(state, whole=True)
             self.grant_wishes(record, place.position, Outcome.NO_ROOM)
 
+        passed = record.passed
+        while passed and passed[0].position <= min(computed, anchor.position):
+            place = passed.pop(0)
+            self.index.pass_over(record.place(place.position), place.kind)
+
     def _publish_floating(self, row: int, position: int, record: Record) -> None:
         """Make the path of a lease resident up to `position` (models that can resume anywhere)."""
         assert record.anchor is not None
@@ -211,20 +219,20 @@ class Committer(Parts):
         at = self._publish(row, position, record)
         if at.edge.checkpoint_at(position) is not None:
             return False
-        sections = []
+        sections, spare = [], False
         for table in self.geometry.tail_tables:
             if table.kind is TableKind.STATE:
                 assert state is not None
                 self.pool.disuse(state, whole=True)
                 sections.append(Section(0, state, whole=True))
                 continue
-            first = table.first_needed(position)
-            low = first // table.span
-            high = -(-position // table.span) if first < position else low
-            ids = self.leases.blocks[table.index][row, low:high].copy()
-            self.pool.share(ids)
-            sections.append(Section(low, ids))
-        self.index.take_checkpoint(at, kind, tuple(sections))
+            blocks, owned = self.leases.blocks[table.index][row], self.leases.owned.item(table.index, row)
+            held = Section(0, blocks).part(table, position)
+            if table.kind is TableKind.WINDOW and owned < held.first and len(held.ids):
+                held, spare = Section(owned, blocks[owned : -(-position // table.span)]), True
+            self.pool.share(held.ids)
+            sections.append(Section(held.first, held.ids.copy()))
+        self.index.take_checkpoint(at, kind, tuple(sections), spare=spare)
         return True
 
     def grant_wishes(self, record: Record, position: int, missing: Outcome) -> None:
@@ -285,14 +293,20 @@ class Committer(Parts):
             full = computed + leases.stretch - leases.tail_size.item(row)
             leases.eager[row] = 0 if computed < told else min(due, full)
 
-    def fail(self, step: Step) -> None:
+    def fail(self, step: Step, which: ArrayLike | None = None) -> None:
         """See `PrefixCache.fail`."""
         leases, granted = self.leases, step.counts > 0
+        if which is not None:
+            granted &= np.isin(step.rows, longs("rows", which))
         rows = step.rows[granted]
         if len(rows):
             leases.check_step(step.serial, rows, step.starts[granted])
         self._undo_second(rows[leases.phase[rows] == AHEAD])
-        leases.under_way.pop(step.serial, None)
+        if which is None:
+            leases.under_way.pop(step.serial, None)
+        else:
+            for row in rows.tolist():
+                self._leave_step(step, row)
         leases.phase[rows] = BROKEN
         for row in rows.tolist():
             record = leases.record(row)
@@ -300,6 +314,20 @@ class Committer(Parts):
                 self.index.retract(record.anchor, leases.computed.item(row))
 
     # ---- the end of a lease
+
+    def bookmark(self, row: int) -> None:
+        """See `PrefixCache.bookmark`."""
+        leases, record = self.leases, self.leases.record(row)
+        position, mark = leases.computed.item(row), record.bookmark
+        idle = self.index.floats or not record.published or not record.restored
+        if idle or (mark is not None and mark.position == position):
+            return
+        blocks = self.geometry.state_blocks
+        if mark is None and not self.index.make_room(blocks):
+            return
+        state = self.pool.take(blocks) if mark is None else mark.state
+        record.bookmark = Bookmark(position, state, due=blocks > 0)
+        leases.bookmarked[row], leases.calm[row] = position, 0
 
     def _release_sources(self, record: Record) -> None:
         """Let go of the blocks that the first step copied from."""
@@ -313,10 +341,13 @@ class Committer(Parts):
             if self.leases.record(export.row).exports.pop(export.position, None) is not None:
                 self.pool.drop(export.destination, whole=True)
 
-    def donate(self, row: int, kind: str) -> None:
-        """Publish all that a lease has computed; its running state becomes a checkpoint of `kind`."""
+    def donate(self, row: int, kind: str, reach: int) -> None:
+        """Publish what a lease has computed; its running state becomes a checkpoint of `kind`.
+
+        Where it stands behind `reach`, the state at its bookmark does instead, if that does not.
+        """
         leases, record = self.leases, self.leases.record(row)
-        computed = leases.computed.item(row)
+        computed, mark = leases.computed.item(row), record.bookmark
         if not record.published or not record.restored or computed == 0:
             return
         self.flush(row, record)
@@ -325,6 +356,11 @@ class Committer(Parts):
             self._publish_floating(row, min(computed, record.anchor.position), record)
             return
         table = self.geometry.state_table
+        if reach < computed and mark is not None and mark.position <= reach and not mark.due:
+            position, state = (mark.position, mark.state) if table else (reach, None)
+            if self._take_checkpoint(row, position, kind, state, record):
+                record.bookmark = None
+            return
         state = leases.blocks[table.index][row].copy() if table else None
         if self._take_checkpoint(row, computed, kind, state, record) and table:
             leases.filled[table.index, row] = 0
@@ -332,6 +368,7 @@ class Committer(Parts):
     def detach(self, row: int) -> None:
         """Make a lease the holder of all that it uses; it goes on and publishes nothing more."""
         leases, record = self.leases, self.leases.record(row)
+        self.drop_bookmark(row)
         for table in self.geometry.prefix_tables:
             self.pool.share(leases.blocks[table.index][row, : leases.owned.item(table.index, row)])
             leases.owned[table.index, row] = 0
@@ -365,6 +402,7 @@ class Committer(Parts):
         """Release all that a lease holds and free its row."""
         leases, record = self.leases, self.leases.record(row)
         self._release_sources(record)
+        self.drop_bookmark(row)
         if record.exports:
             self._drop_exports(list(record.exports.values()))
         for table in self.geometry.tables:

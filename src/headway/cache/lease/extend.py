@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headway.cache.lease.step import Rows, StateExport, Step
-from headway.cache.lease.table import RUNNING, Parts, Record, ragged
+from headway.cache.lease.table import RUNNING, Bookmark, Parts, Record, ragged
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs
 from headway.cache.shape.geometry import Ids, Longs, TableKind
@@ -140,6 +140,8 @@ class Extender(Parts):
             need = [max(t.blocks_for(end) - leases.filled.item(t.index, row), 0) for t in self.geometry.tables]
             if self.index.make_room(sum(need) + len(places) * state):
                 break
+            if self.drop_bookmark(row):
+                continue
             if places and self.index.make_room(sum(need)):
                 places = []
                 break
@@ -151,6 +153,8 @@ class Extender(Parts):
             leases.calm[row] = min(leases.room(row), leases.due.item(row) - 1)
         elif leases.phase.item(row) == RUNNING:
             self._restore(row, start, record, work)
+        if record.bookmark is not None and record.bookmark.due:
+            self._copy_state(row, record.bookmark, work)
         if places:
             self._plan_exports(row, places, record, work)
         return end
@@ -174,6 +178,13 @@ class Extender(Parts):
             pairs = np.empty((len(source), 2), dtype=np.int32)
             pairs[:, 0], pairs[:, 1] = source, self.leases.blocks[table.index][row, first : first + len(source)]
             work.copies.append(pairs)
+
+    def _copy_state(self, row: int, mark: Bookmark, work: _Work) -> None:
+        """Copy the state as it is before the step."""
+        assert self.geometry.state_table is not None
+        running = self.leases.blocks[self.geometry.state_table.index][row, : len(mark.state)]
+        work.copies.append(np.stack([running, mark.state], axis=1))
+        mark.due = False
 
     def _plan_exports(self, row: int, places: list[Place], record: Record, work: _Work) -> None:
         assert self.geometry.state_table is not None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 
+from headway.cache.index.edge import Checkpoint, Match, Section
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.table import Parts, Record
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
-from headway.cache.shape.geometry import TableKind
 from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.spec import ComputeCost
 from headway.errors import UnservableError
 
 __all__ = ["Opener"]
+
+_NEAR = 16
+"""Tokens that are not worth a checkpoint more where one is planned that far before the place."""
 
 
 @dataclass(eq=False)
@@ -44,23 +48,64 @@ class Opener(Parts):
     def _record(self, hit: Hit, explanation: Explanation, own_blocks: bool) -> Record:
         """Enter the path of a request, and plan its checkpoints."""
         prompt, at, index = hit.prompt, hit.at, self.index
+        plan: list[Place] = []
+        passed: list[Place] = []
         if prompt.no_store:
-            anchor, rest, plan = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b"", []
+            anchor, rest = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b""
         else:
             index.usage.miss(at, hit.tokens, min(at.position, len(prompt.tokens) - 1))
-            plan = [] if index.floats else self._plan(hit)
+            if not index.floats:
+                plan, passed = self._plan(hit)
             place, anchor = index.enter(prompt.namespace, at, prompt.data[4 * at.position :])
             rest = prompt.data[4 * place.position :]
         wishes = self._wishes(prompt, plan) if prompt.breakpoints or prompt.pin else ()
-        return Record(prompt, hit, explanation, anchor, rest, not prompt.no_store, plan, wishes, own_blocks=own_blocks)
+        record = Record(prompt, hit, explanation, anchor, rest, not prompt.no_store, plan, wishes)
+        record.passed, record.own_blocks = passed, own_blocks
+        return record
 
-    def _plan(self, hit: Hit) -> list[Place]:
+    def _plan(self, hit: Hit) -> tuple[list[Place], list[Place]]:
+        """Where a request should leave checkpoints, and the message boundaries that it passes over, both ascending."""
         prompt, at = hit.prompt, hit.at
         parted = 0 < at.position < len(prompt.tokens) - self.geometry.lookahead and (
             at.position < at.edge.end or bool(at.edge.children)
         )
-        admitted = self._admitted(prompt, hit.tokens) if prompt.boundaries else []
-        return self.placement.plan(prompt, hit.tokens, at.position if parted else None, admitted)
+        kept = hit.checkpoint is None or hit.checkpoint.position == hit.tokens
+        start = hit.tokens if kept else hit.tokens - 1  # where one from behind serves, one can be kept at once
+        ends = self._message_ends(prompt, start) if prompt.boundaries else []
+        admitted = self._admitted(ends, start)
+        plan = self.placement.plan(prompt, start, at.position if parted else None, admitted)
+        planned = {place.position for place in plan}
+        return plan, [place for place in ends if self.placement.floor(place.position) not in planned]
+
+    def _message_ends(self, prompt: Prompt, hit: int) -> list[Place]:
+        """Message boundaries behind a hit, ascending; of those that lie within a block of entries, the first alone."""
+        least, ends, last = min((table.span for table in self.geometry.prefix_tables), default=1), [], hit
+        for place in sorted(self.placement.telling(prompt.boundaries)):
+            position, kind = place
+            if hit < position < len(prompt.tokens) and (kind == "boundary" or position - last >= least):
+                ends.append(place)
+                last = position
+        return ends
+
+    def reach(self, hit: Hit, row: int) -> int:
+        """See `PrefixCache.reach`."""
+        record, first = self.leases.record(row), self.leases.planned.item(row)
+        if record.anchor is None or not record.published:
+            return 0
+        last = min(hit.at.common(record.anchor), len(hit.prompt.tokens) - 1)
+        if self.index.floats:
+            return last if last > first else 0
+        planned = max([place.position for place in record.plan if place.position <= last], default=0)
+        wanted = self.placement.floor(last) if self.placement.junctions and not hit.prompt.no_store else 0
+        return wanted if wanted > first and wanted > planned + _NEAR else planned
+
+    def keep_at(self, row: int, position: int) -> None:
+        """See `PrefixCache.keep_at`."""
+        record, leases = self.leases.record(row), self.leases
+        unplanned = all(place.position != position for place in record.plan)
+        if unplanned and record.published and not self.index.floats and position > leases.planned.item(row):
+            insort(record.plan, Place(position, "junction"))
+            self.committer.set_due(row, leases.computed.item(row), record)
 
     def _wishes(self, prompt: Prompt, plan: list[Place]) -> tuple[Wish, ...]:
         """The wishes of a prompt."""
@@ -77,13 +122,23 @@ class Opener(Parts):
                 self.committer.close_wish(wish, Outcome.NOT_PLACED)
         return wishes
 
-    def _admitted(self, prompt: Prompt, hit: int) -> list[int]:
-        """Message boundaries whose checkpoint is expected to be worth its memory."""
-        blocks = sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables)
-        worth = self.index.usage.reuse.rate("boundary") / max(1, blocks)
-        price = self.index.reclaim.keep.policy.price
-        inner = [p for p in self.placement.telling(prompt.boundaries) if hit < p < len(prompt.tokens)]
-        return [p for p in inner if worth * self.cost.between(0, p) >= price]
+    def _admitted(self, ends: list[Place], hit: int) -> list[Place]:
+        """Those message boundaries behind a hit that are expected to be worth their memory: the first, and two others.
+
+        Of the others one counts for what it saves behind the hit, or the first.
+        """
+        if not ends:
+            return []
+        blocks = max(1, sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables))
+        rate, price = self.index.usage.reuse.rate, self.index.reclaim.keep.policy.price
+
+        def worth(place: Place, base: int) -> float:
+            return rate(place.kind) * self.cost.between(base, place.position) / blocks
+
+        first = [place for place in ends if place.kind == "boundary" and worth(place, 0) >= price]
+        base = max([hit, *(place.position for place in first)])
+        others = [(worth(place, base), place) for place in ends if place.kind != "boundary"]
+        return first + [place for value, place in sorted(others, reverse=True)[:2] if value >= price]
 
     def _take_hit(self, row: int, record: Record, hit: Hit) -> None:
         """Fill the block tables with what the hit gives, and hold what the first step copies from."""
@@ -101,18 +156,26 @@ class Opener(Parts):
                 record.sources.append((table, ids[full:]))
                 self.pool.share_one(ids.item(full))
         for section, table in zip(checkpoint.sections, self.geometry.tail_tables, strict=True):
-            if table.kind is TableKind.STATE:
-                record.sources.append((table, section.ids))
-                self.pool.hold(section.ids, whole=True)
-                continue
-            full = max(0, hit.tokens // table.span - section.first)
-            shared = section.ids[:full]
-            self.pool.hold(section.ids)
-            leases.blocks[table.index][row, section.first : section.first + len(shared)] = shared
-            leases.filled[table.index, row] += len(shared)
-            if len(section.ids) > full:
-                record.sources.append((table, section.ids[full:]))
-        self.index.resume(at, hit.tokens, checkpoint)
+            used = section.part(table, hit.tokens)
+            self.pool.hold(used.ids, whole=used.whole)
+            full = 0 if used.whole else hit.tokens // table.span - used.first
+            if full:
+                leases.blocks[table.index][row, used.first : used.first + full] = used.ids[:full]
+                leases.filled[table.index, row] += full
+            if len(used.ids) > full:
+                record.sources.append((table, used.ids[full:]))
+        gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
+        if record.plan and record.plan[0].position == hit.tokens:
+            checkpoint = self._keep_here(at, record.plan.pop(0).kind, checkpoint)
+        self.index.resume(at, hit.tokens, checkpoint, deepest=gone is None)
+
+    def _keep_here(self, at: Match, kind: str, checkpoint: Checkpoint) -> Checkpoint:
+        """Keep a checkpoint at `at`, which `checkpoint` serves from behind, by the same blocks. Returns it."""
+        pairs = zip(checkpoint.sections, self.geometry.tail_tables, strict=True)
+        sections = [section.part(table, at.position) for section, table in pairs]
+        for section in sections:
+            self.pool.share(section.ids)
+        return self.index.take_checkpoint(at, kind, tuple(Section(one.first, one.ids.copy()) for one in sections))
 
     def admit(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt of `hit` together with what its first step copies from.

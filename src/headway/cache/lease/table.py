@@ -31,6 +31,7 @@ __all__ = [
     "MOST_SAMPLED",
     "RUNNING",
     "STEPPING",
+    "Bookmark",
     "Lease",
     "LeaseTable",
     "Parts",
@@ -78,6 +79,21 @@ def ragged(first: Longs, counts: Longs) -> Longs:
 
 
 @dataclass(slots=True)
+class Bookmark:
+    """A place where a lease has stood and can be resumed at when it ends further on.
+
+    Attributes:
+        position: Tokens before it.
+        state: Blocks of a copy of the state there; none in models without states.
+        due: The copy is still to be made, before the next step.
+    """
+
+    position: int
+    state: Ids
+    due: bool
+
+
+@dataclass(slots=True)
 class Record:
     """What a lease needs to remember apart from its numbers.
 
@@ -92,8 +108,10 @@ class Record:
         published: It publishes what it computes (not `no_store`, not detached).
         plan: Checkpoints still to be taken, ascending.
         wishes: What the caller asked for.
+        passed: Places on the way that could have got a checkpoint and do not, ascending.
         sources: Blocks that its first step copies from; held until that step is committed.
         exports: States of the steps under way, by position.
+        bookmark: A place that it may have to end at, or None.
         own_blocks: It keeps its own blocks, whatever of it is resident already.
         restored: Its first step has been committed.
         resident: Position up to which it has published (models without checkpoints).
@@ -107,8 +125,10 @@ class Record:
     published: bool
     plan: list[Place]
     wishes: tuple[Wish, ...] = ()
+    passed: list[Place] = field(default_factory=list)
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
     exports: dict[int, StateExport] = field(default_factory=dict)
+    bookmark: Bookmark | None = None
     own_blocks: bool = False
     restored: bool = False
     resident: int = 0
@@ -136,6 +156,7 @@ class LeaseTable:
         calm: int64 [R], position up to which `extend` has nothing to do: 0 before the first commit, else before `due`
             and where the blocks at hand suffice.
         eager: int64 [R], computed tokens from which on `commit` has something to publish.
+        bookmarked: int64 [R], position of the bookmark, FAR if there is none: windows and chunks are held for it.
         newest: int64 [R], number of the newest step under way, if there may be two.
         under_way: Steps under way, by number.
         stamp: int64 [R], scratch: to see whether a row is given twice.
@@ -157,9 +178,9 @@ class LeaseTable:
         self._tables, self._token_tables = geometry.tables, geometry.token_tables
         self._page = _PAGE * min([table.span for table in self._token_tables], default=1)
         self.phase = np.zeros(rows, dtype=np.int8)
-        columns: list[Rows] = list(np.zeros((9, rows), dtype=np.int64))
+        columns: list[Rows] = list(np.zeros((10, rows), dtype=np.int64))
         self.known, self.computed, self.due, self.calm, self.eager, self.tail_size = columns[:6]
-        self.newest, self.stamp, self.planned = columns[6:]
+        self.newest, self.stamp, self.bookmarked, self.planned = columns[6:]
         self.planned = self.computed if steps == 1 else self.planned
         self.tail = np.zeros((stretch + MOST_SAMPLED, rows), dtype=np.int32)
         self.filled, self.touched, self.owned = np.zeros((3, len(self._tables), rows), dtype=np.int64)
@@ -204,6 +225,7 @@ class LeaseTable:
         self.known[row] = length
         self.computed[row] = self.planned[row] = computed
         self.tail_size[row] = self.calm[row] = self.eager[row] = 0
+        self.bookmarked[row] = FAR
         for i, table in enumerate(self._tables):
             first = 0
             if table.kind is not TableKind.STATE:
@@ -237,16 +259,16 @@ class LeaseTable:
         self.touched[table] = 0
 
     def drop_behind(self, rows: Rows, computed: Longs) -> Ids:
-        """Take out the blocks of windows and chunks that no token from `computed` on can see.
+        """Take out the blocks of windows and chunks that no token from `computed`, or from the bookmark, on can see.
 
         Returns:
             int32, their ids, which may repeat; the leases' references are the caller's to release.
         """
-        dropped = [_NOTHING]
+        dropped, first = [_NOTHING], np.minimum(computed, self.bookmarked[rows])
         for i, table in enumerate(self._tables):
             if table.kind not in (TableKind.WINDOW, TableKind.CHUNK):
                 continue
-            keep = table.first_needed(computed) // table.span
+            keep = table.first_needed(first) // table.span
             owned = self.owned[i, rows]
             counts = np.maximum(np.minimum(keep, self.filled[i, rows]) - owned, 0)
             if counts.any():
@@ -339,6 +361,14 @@ class Parts:
     leases: LeaseTable
     index: PrefixIndex
     placement: Placement
+
+    def drop_bookmark(self, row: int) -> bool:
+        """Take the bookmark of a lease out. Returns whether it had one."""
+        record = self.leases.record(row)
+        mark, record.bookmark, self.leases.bookmarked[row] = record.bookmark, None, FAR
+        if mark is not None and len(mark.state):
+            self.pool.drop(mark.state, whole=True)
+        return mark is not None
 
 
 class Lease:

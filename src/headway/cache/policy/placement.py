@@ -7,12 +7,18 @@ come back to, not on a grid:
     answer_end   the end of the answer: serves the next turn; costs no copy, the running state is donated
     junction     where this prompt parts from a path that others took: serves whoever shares that part next
     breakpoint   positions that the caller marks
-    boundary     message boundaries that the caller passes: the first (end of the instructions) and the last, if
-                 their kind has paid for its memory so far
+    boundary     message boundaries that the caller passes: the first (end of the instructions) and two of the last
+                 ones, if they are expected to pay for their memory
     interval:N   every N tokens
 
 How often and how soon requests come back to each kind is learned (`headway.cache.policy.reuse`) and used twice: to
 admit boundaries, and by eviction.
+
+Where later requests part from a conversation depends on what clients send and templates show: behind its last message,
+where the generation prompt is no part of the next turn; before the last message, where another question is asked or the
+last is edited; before the last two, where what comes with the question is new each turn. So the last ends are kinds of
+their own, `boundary:-1`, `boundary:-2` and so on from the last, and the two that are expected to save most are taken.
+Those that are not are remembered as if they had gone: requests that would have come back to them count all the same.
 """
 
 from __future__ import annotations
@@ -23,8 +29,12 @@ from typing import NamedTuple
 from headway.cache.shape.prompt import Prompt
 from headway.errors import ConfigError
 
-__all__ = ["DEFAULT_PLACEMENT", "Place", "Placement", "check_placement"]
+__all__ = ["DEFAULT_PLACEMENT", "LAST_END", "Place", "Placement", "check_placement"]
 
+LAST_END = "boundary:-"
+"""How the kinds of the last message boundaries begin."""
+_LAST_ENDS = 4
+"""Message boundaries, from the last one, of which it is learned whether requests come back to them."""
 DEFAULT_PLACEMENT = ("prompt_end", "answer_end", "junction", "breakpoint", "boundary")
 """Every kind but the grid, which is not placed where requests come back to."""
 _KINDS = frozenset(DEFAULT_PLACEMENT)
@@ -67,6 +77,7 @@ class Placement:
     Attributes:
         answer_end: Whether a finished request's state is kept.
         breakpoints: Whether positions that the caller marks are.
+        junctions: Whether places where paths part are.
         interval: N of interval:N, or 0.
     """
 
@@ -78,6 +89,7 @@ class Placement:
         self._lookahead = lookahead
         self.answer_end = "answer_end" in self._kinds
         self.breakpoints = "breakpoint" in self._kinds
+        self.junctions = "junction" in self._kinds
         self.interval = min((n for n in map(_interval, kinds) if n), default=0)
 
     def floor(self, position: int) -> int:
@@ -91,19 +103,18 @@ class Placement:
         beyond = (position // self._alignment + 1) * self._alignment  # the next place where a state can be exported
         return self.floor(-(-beyond // self.interval) * self.interval)
 
-    def plan(self, prompt: Prompt, hit: int, junction: int | None, boundaries: Sequence[int]) -> list[Place]:
+    def plan(self, prompt: Prompt, hit: int, junction: int | None, boundaries: Iterable[Place]) -> list[Place]:
         """Positions of (hit, end of the prompt) that should get a checkpoint while it is computed, ascending.
 
         Args:
             prompt: The prompt, with the positions that the caller marked.
-            hit: Position from which it resumes.
+            hit: Position from which it resumes; one less where a checkpoint can be kept at that very position.
             junction: Where it parts from a known path, or None.
             boundaries: Its message boundaries that were admitted.
         """
         last = len(prompt.tokens) - max(1, self._lookahead)
         wanted: dict[int, str] = {}
-        if boundaries and "boundary" in self._kinds:
-            wanted.update((self.floor(min(p, last)), "boundary") for p in boundaries)
+        wanted.update((self.floor(min(p, last)), kind) for p, kind in boundaries)
         if self.interval:
             place = self.next_interval(hit)
             while place is not None and place <= last:
@@ -111,7 +122,7 @@ class Placement:
                 place = self.next_interval(place)
         if "prompt_end" in self._kinds:
             wanted[self.floor(last)] = "prompt_end"
-        if "junction" in self._kinds and junction is not None:
+        if self.junctions and junction is not None:
             wanted[self.floor(junction)] = "junction"
         if prompt.breakpoints and self.breakpoints:
             wanted.update((self.floor(min(p, last)), "breakpoint") for p in prompt.breakpoints)
@@ -119,8 +130,8 @@ class Placement:
             wanted[self.floor(min(prompt.pin, last))] = "breakpoint"
         return [Place(p, kind) for p, kind in sorted(wanted.items()) if p > hit]
 
-    @staticmethod
-    def telling(boundaries: Sequence[int]) -> tuple[int, ...]:
-        """The message boundaries that requests come back to: the first (end of the instructions) and the last."""
-        inner = sorted(set(boundaries))
-        return tuple(inner) if len(inner) <= 2 else (inner[0], inner[-1])
+    def telling(self, boundaries: Iterable[int]) -> list[Place]:
+        """The message boundaries that requests may come back to: the first, then the last ones, from the last on."""
+        ends = sorted(set(boundaries)) if "boundary" in self._kinds else []
+        last = [Place(p, f"{LAST_END}{i}") for i, p in enumerate(reversed(ends[1:]), start=1)]
+        return [Place(p, "boundary") for p in ends[:1]] + last[:_LAST_ENDS]

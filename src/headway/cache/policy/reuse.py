@@ -25,10 +25,15 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from headway.cache.policy.placement import LAST_END
+
 __all__ = ["PATH", "ReuseRates"]
 
 PATH = "path"
 """What stretches of a path count as, for models that need no checkpoints."""
+_DOUBT = 0.05
+"""Uses of the last ends of messages that are assumed before any was seen, where 1 is of other kinds: the end of the
+prompt lies behind them, and is what most requests come back to."""
 _CERTAIN = frozenset({"preempt"})
 """Kinds whose requests are sure to come back."""
 _WAIT_SHARE, _PATH_WAIT_SHARE = 0.3, 0.05
@@ -113,5 +118,6 @@ def _patience(kind: str, seen: _Kind) -> float:
     """How long a kind usually takes to be wanted as often as once."""
     share = _PATH_WAIT_SHARE if kind == PATH else _WAIT_SHARE
     log_wait = (seen.log_wait + _FIRST_WEIGHT * math.log(_FIRST_WAIT)) / (seen.first + _FIRST_WEIGHT)
-    often = 1.0 if kind in _CERTAIN else (seen.wanted + 1.0) / (seen.taken + 2.0)
+    hope = _DOUBT if kind.startswith(LAST_END) else 1.0
+    often = 1.0 if kind in _CERTAIN else (seen.wanted + hope) / (seen.taken + 2.0)
     return share * math.exp(log_wait) / often

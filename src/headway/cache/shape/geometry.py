@@ -107,6 +107,17 @@ class TableGeometry:
             return position // self.chunk * self.chunk
         return position * 0 if self.kind is TableKind.PREFIX else position
 
+    def serves_from(self, position: int, block: int) -> int:
+        """First position at which one can resume by what a checkpoint at `position` holds: blocks from `block` on.
+
+        Of a window these begin with a whole block; of a chunk only its own entries count. At least 1.
+        """
+        if self.kind is TableKind.STATE:
+            return position
+        if self.kind is TableKind.WINDOW:
+            return block * self.span + self.window - 1 if block and self.window > 1 else 1
+        return max(1, self.first_needed(position))
+
     def blocks_at(self, position: Positions) -> Positions:
         """Block ids that a sequence holds while it computes the token at `position`: what that token sees, and itself.
 
@@ -225,6 +236,7 @@ class CacheGeometry:
         state_table: The table of states, or None.
         state_blocks: Blocks that one state takes, 0 without states.
         local: Whether there are windows or chunks, whose blocks are let go as the sequence goes on.
+        ranges: Whether a checkpoint can serve positions before its own: there are windows or chunks, and no states.
     """
 
     def __init__(
@@ -262,10 +274,15 @@ class CacheGeometry:
         self.state_table = next((t for t in self.tables if t.kind is TableKind.STATE), None)
         self.state_blocks = self.state_table.state_blocks if self.state_table else 0
         self.local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in self.tables)
+        self.ranges = self.local and self.state_table is None
         self.token_tables = tuple(t for t in self.tables if t.kind is not TableKind.STATE)
         self._blocks_per_token = sum(1 / t.span for t in self.token_tables)
         self._blocks_besides = 4 * len(self.token_tables) + 2 * self.state_blocks
         self._peaks: dict[tuple[int, int], int] = {}
+
+    def serves_from(self, position: int, blocks: Sequence[int]) -> int:
+        """First position that a checkpoint at `position` serves whose tail tables begin with the indices `blocks`."""
+        return max(t.serves_from(position, block) for t, block in zip(self.tail_tables, blocks, strict=True))
 
     def peak_blocks(self, length: int, start: int = 0) -> int:
         """Most blocks that a sequence alone in the pool needs at once, over all its positions.

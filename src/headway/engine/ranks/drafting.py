@@ -76,8 +76,9 @@ class DraftSource:
 
         Raises:
             ModelError: There is no such drafter.
+            ConfigError: More tokens than it can draft.
         """
-        return groups_without_weights(self.drafter, folder, dtype) if self.wanted else ()
+        return groups_without_weights(self.drafter, folder, dtype, self.tokens) if self.wanted else ()
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from headway.engine.ranks.messages import (
     decode,
     encode,
 )
-from headway.runtime.interface import RowAnswer
+from headway.runtime.interface import RowAnswer, RowFault
 from headway.runtime.parallel.distributed import Rendezvous
 
 __all__ = ["RankGroup", "RankedExecutor"]
@@ -178,8 +178,11 @@ class RankedExecutor:
             Exception: What a rank raised, while all ranks answered and are in step.
         """
         assert self._geometry is not None, "`prepare` comes before the first step"
-        answers = self._ask(compact(work, self._geometry), StepDone, self._config.rank_timeout)
-        rows: Sequence[RowAnswer] = answers[0].rows
+        answers: list[StepDone] = self._ask(compact(work, self._geometry), StepDone, self._config.rank_timeout)
+        rows = list(answers[0].rows)
+        for i in {row for answer in answers for row in answer.faults}:
+            damaged = [a.faults[i].damaged for a in answers if i in a.faults]
+            rows[i] = RowAnswer(fault=RowFault(min((d for d in damaged if d is not None), default=None)))
         return rows
 
     def check(self) -> None:

@@ -31,9 +31,11 @@ class LocalExecutor:
         """
         if self._speculator is not None:
             following = np.full(len(work.samples), -1, dtype=np.int64) if work.following is None else work.following
-            return self._speculator.run(work.step, work.tables, work.tokens, work.samples, following, work.leases)
-        batch, places = batch_of(work.step, work.tables, work.tokens)
-        logits = self._runner.run(batch).logits
+            asked = (work.step, work.tables, work.tokens, work.samples)
+            return self._speculator.run(*asked, following, work.leases, work.long)
+        batch, places = batch_of(work.step, work.tables, work.tokens, long=work.long)
+        result = self._runner.run(batch)
+        logits = result.logits
         answers = [RowAnswer(kept=count) for count in work.step.counts.tolist()]
         asks = [(i, place, ask) for i, place in enumerate(places.tolist()) if (ask := work.samples[place]) is not None]
         if asks:
@@ -41,6 +43,8 @@ class LocalExecutor:
             for (_, place, _), token, record in zip(asks, chosen.tokens.tolist(), chosen.logprobs, strict=True):
                 records = () if record is None else (record,)
                 answers[place] = RowAnswer((token,), answers[place].kept, records)
+        for row, fault in self._runner.faults(batch, result).items():
+            answers[int(places[row])] = RowAnswer(fault=fault)
         return answers
 
     def check(self) -> None:

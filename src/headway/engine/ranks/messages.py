@@ -22,7 +22,7 @@ from headway.cache import CacheGeometry, TableKind
 from headway.engine.executor import StepWork
 from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
 from headway.errors import ConfigError, HeadwayError, ModelError
-from headway.runtime.interface import RowAnswer, SampleRow
+from headway.runtime.interface import RowAnswer, RowFault, SampleRow
 from headway.runtime.parallel.distributed import Rendezvous
 from headway.runtime.selfcheck import SelfCheck
 
@@ -124,9 +124,11 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         rows: Rank 0's: what it did for each row; empty on other ranks.
+        faults: Rows whose numbers are not finite on this rank, which may be the only one: it has states of its own.
     """
 
     rows: Sequence[RowAnswer] = ()
+    faults: dict[int, RowFault] = msgspec.field(default_factory=dict)
 
 
 class FaultSite(Enum):

@@ -106,12 +106,11 @@ class Rank:
 
     def _run(self, work: StepWork) -> StepDone:
         assert self._executor is not None, "a rank is sent a step before it has made room"
-        if self._rank == 0:
-            return StepDone(self._executor.run(work))
-        if self._drafter is None:  # with drafts, rank 0 tells what it chose
+        if self._rank > 0 and self._drafter is None:  # with drafts, rank 0 tells what it chose
             work = msgspec.structs.replace(work, samples=[None] * len(work.samples))
-        self._executor.run(work)
-        return StepDone()
+        rows = self._executor.run(work)
+        faults = {i: row.fault for i, row in enumerate(rows) if row.fault is not None}
+        return StepDone(rows if self._rank == 0 else (), faults)
 
 
 def _encoded(result: Loaded | Prepared | StepDone | RankFault) -> bytes:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headway.cache import CacheGeometry, PrefixCache
+from headway.cache import CacheGeometry, Hit, PrefixCache
 from headway.engine.config import EngineConfig
-from headway.engine.request import GenerationRequest
+from headway.engine.request import GenerationRequest, RunningRequest
 from headway.errors import ConfigError, RequestError, UnservableError
 from headway.sizes import counted
 
-__all__ = ["fits_beside", "length_limit", "longest_servable", "require_servable"]
+__all__ = ["fits_beside", "leader_of", "length_limit", "longest_servable", "require_servable"]
 
 _ENDLESS = 1 << 20
 """Length limit of a model without one: every request reserves an array for its longest answer."""
@@ -37,7 +37,7 @@ def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | No
     """
     wished = [n for n in (config.max_model_len, model_limit) if n is not None]
     limit = min(wished, default=_ENDLESS)
-    if not config.chunked_prefill:
+    if config.step_tokens is not None:
         limit = min(limit, config.max_batched_tokens - config.max_running)
     fits = longest_servable(cache.geometry, cache.config.blocks, limit)
     if fits < 2:
@@ -76,6 +76,29 @@ def fits_beside(cache: PrefixCache, running: Sequence[tuple[int, int]], known: i
 
     need = own(known, hit) + sum(own(*request) + 1 for request in running)  # one more: a shared block that is copied
     return need + shared(max([hit, *(h for _, h in running)])) <= cache.config.blocks
+
+
+def leader_of(
+    cache: PrefixCache, hit: Hit, prefills: Sequence[RunningRequest], least: int
+) -> tuple[RunningRequest, int] | None:
+    """The running prefill that a request should wait for, and up to where; a checkpoint is planned there.
+
+    Args:
+        cache: The cache.
+        hit: What it knows of the request's prompt.
+        prefills: Running requests that compute prompts.
+        least: Fewest tokens that waiting must save; 0: it never does.
+    """
+    reached = [
+        (cache.reach(hit, leader.lease.row), leader.computed, leader)
+        for leader in prefills
+        if least and leader.lease is not None and leader.computed >= hit.tokens  # else it is slower than computing here
+    ]
+    position, computed, leader = max(reached, default=(0, 0, None), key=lambda one: one[:2])
+    if leader is None or leader.lease is None or position - hit.tokens < least or position <= computed:
+        return None
+    cache.keep_at(leader.lease.row, position)
+    return leader, position
 
 
 def require_servable(request: GenerationRequest, cache: PrefixCache, vocabulary: int, max_model_len: int) -> None:

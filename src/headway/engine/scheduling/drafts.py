@@ -71,13 +71,14 @@ class DraftPlanner:
 
     Attributes:
         widest: Most tokens of a row, pending and drafted.
+        costs: As given; may be changed between steps.
     """
 
     def __init__(self, name: str, most: int, costs: StepCosts | None = None) -> None:
         self.name = name
         self.most = most
         self.widest = 2 * most + 1
-        self._costs = costs
+        self.costs = costs
         self._expected, self._found = 1.0, 1.0
 
     def answering(self, request: RunningRequest) -> bool:
@@ -98,7 +99,7 @@ class DraftPlanner:
         survival = np.stack([np.pad(request.survival, (0, self.most))[: self.most] for request in requests])
         widths = [w for w in range(1, self.widest + 1) if (pending + _drafts(w, pending, room)).sum() <= budget]
         expected = survival.cumsum(axis=1) * np.float32(self._found / self._expected)
-        best = self._best(widths, pending, room, expected) if self._costs else max(widths, default=1)
+        best = self._best(widths, pending, room, expected) if self.costs else max(widths, default=1)
         drafts = _drafts(best, pending, room)
         for request, count, could in zip(requests, drafts.tolist(), room.tolist(), strict=True):
             if could and not count:
@@ -118,12 +119,12 @@ class DraftPlanner:
         return max(rates, key=lambda width: (rates[width], -width), default=1)
 
     def _rate(self, pending: Int64s, drafts: Int64s, expected: Floats) -> float:
-        assert self._costs is not None
+        assert self.costs is not None
         accepted = np.where(drafts > 0, expected[np.arange(len(drafts)), drafts - 1], 0.0).sum()
         counts, rows = np.unique(pending + drafts, return_counts=True)
-        seconds = sum(self._costs.forward(r, c) for r, c in zip(rows.tolist(), counts.tolist(), strict=True))
+        seconds = sum(self.costs.forward(r, c) for r, c in zip(rows.tolist(), counts.tolist(), strict=True))
         drafting = int((drafts > 0).sum())
-        return float((len(drafts) + accepted) / (seconds + (self._costs.drafting(drafting) if drafting else 0.0)))
+        return float((len(drafts) + accepted) / (seconds + (self.costs.drafting(drafting) if drafting else 0.0)))
 
     def new_estimate(self) -> Floats:
         """What is expected of the drafts of a new request: that all are accepted."""

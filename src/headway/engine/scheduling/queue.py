@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from headway.engine.request import RunningRequest
@@ -64,16 +64,19 @@ class FairQueue(Generic[EntryT]):
             yield from line
 
     def push(self, entry: EntryT) -> None:
-        """Append `entry` to its user's line."""
+        """Put `entry` into its user's line, in order of arrival; O(entries behind it)."""
         line = self._lines.get(entry.user)
         if not self._lines:
             self._accounts.clear()  # nobody waits, so nobody has been preferred
         if line is None:
             line = self._lines[entry.user] = deque()
             self._accounts[entry.user] = max(self._accounts.get(entry.user, 0.0), self._level)
-        line.append(entry)
+        place = len(line)
+        while place and line[place - 1].order > entry.order:
+            place -= 1
+        line.insert(place, entry)
         self._waiting += 1
-        if len(line) == 1:
+        if place == 0:
             self._enter(entry.user)
 
     def push_returned(self, entry: EntryT) -> None:
@@ -162,7 +165,7 @@ class FairQueue(Generic[EntryT]):
 
 
 class WaitingRequests:
-    """The queue, and behind some requests followers with the same prompt.
+    """The queue, and behind some requests followers that wait for what these compute.
 
     Attributes:
         queue: Requests that can be admitted, in a fair order.
@@ -170,7 +173,7 @@ class WaitingRequests:
 
     def __init__(self) -> None:
         self.queue: FairQueue[RunningRequest] = FairQueue()
-        self._followers: dict[str, list[RunningRequest]] = {}
+        self._followers: dict[str, list[tuple[int, RunningRequest]]] = {}
 
     def __len__(self) -> int:
         return len(self.queue) + sum(len(held) for held in self._followers.values())
@@ -179,26 +182,36 @@ class WaitingRequests:
         """Every request that waits, in no particular order."""
         yield from self.queue
         for held in self._followers.values():
-            yield from held
+            yield from (request for _, request in held)
 
-    def add(self, request: RunningRequest, followers: Sequence[RunningRequest] = ()) -> None:
-        """Queue a request. `followers` stay behind it until `release`."""
-        self.queue.push(request)
-        if followers:
-            self._followers[request.request_id] = list(followers)
+    def hold(self, request: RunningRequest, leader: RunningRequest, position: int) -> None:
+        """Let a request, which is in no line, wait until `leader` has computed up to `position` of its prompt."""
+        self._followers.setdefault(leader.request_id, []).append((position, request))
 
-    def release(self, leader: RunningRequest) -> None:
-        """Queue the followers of a request: what it has computed can be reused, or never will be."""
-        for request in self._followers.pop(leader.request_id, ()):
-            self.queue.push(request)
+    def release(self, leader: RunningRequest, computed: int | None = None) -> None:
+        """Queue the followers of a request that wait for what is `computed`; None: all, it computes no more for them.
+
+        Each comes back to its place in the order of arrival.
+        """
+        held = self._followers.pop(leader.request_id, [])
+        rest = [] if computed is None else [one for one in held if one[0] > computed]
+        if rest:
+            self._followers[leader.request_id] = rest
+        for position, request in held:
+            if computed is None or position <= computed:
+                self.queue.push(request)
+
+    def release_reached(self, leaders: Iterable[RunningRequest]) -> None:
+        """Queue the followers of running requests that wait for what these have computed."""
+        for leader in leaders:
+            self.release(leader, leader.computed)
 
     def remove(self, request: RunningRequest) -> None:
         """Take a request out wherever it waits; its own followers stay. One that does not wait is ignored."""
         if self.queue.remove(request):
             return
         for held in self._followers.values():
-            if request in held:
-                held.remove(request)
+            held[:] = [one for one in held if one[1] is not request]
 
     def clear(self) -> list[RunningRequest]:
         """Take all out. Returns them, in no particular order."""

@@ -9,6 +9,18 @@ A failed step leaves its requests without a state that could be trusted. They go
 have and run *alone* until they are past the place of the failure, so that a request that fails every time can be told
 from those that were with it: only a failure alone counts against a request.
 
+A request that would compute what a running prefill is about to compute waits behind that one instead, and others pass
+(`_hold`). It waits for a position at which it can resume; where the two part far behind a planned checkpoint, the one
+that runs takes the junction that the other would have taken. Only a prefill that has come at least as far as the
+request's own hit is waited for, so that waiting takes no longer than computing. Whoever waits is let go when the
+position is computed, and when the one it waits for gives way, fails or ends. Rejected: reading in a step what another
+row of the same step writes, which needs rows to be computed in turn, and states exported between them.
+
+Who gives up leaves what its steps have committed, as who gives way does: clients come back. An answer that ends inside
+its last tokens (a stop string, an unfinished character) leaves the state before them: a request whose next step will
+compute a token that is not settled text yet has the state bookmarked first. With drafts that is early enough, because
+no state takes in a draft while stop strings are set (`SampleRow.revocable`).
+
 With a drafter, a decoding row's step is its pending tokens and a draft (`headway.engine.scheduling.drafts`). An answer
 may then end while its last tokens are still pending. The client has it at once; the request stays one step longer to
 compute them, so that what is kept of the answer is the same as without drafts.
@@ -19,6 +31,7 @@ would lie idle), and preempting in the middle of a step (undoing part of a step 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,19 +40,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import PrefixCache, Prompt, Step
+from headway.cache import Hit, PrefixCache, Prompt, Step
 from headway.engine.config import EngineConfig
-from headway.engine.errors import RequestFailedError
+from headway.engine.errors import NotFiniteError, RequestFailedError
 from headway.engine.executor import StepWork
 from headway.engine.request import Delta, RunningRequest, Update
-from headway.engine.scheduling.admission import fits_beside
+from headway.engine.scheduling.admission import fits_beside, leader_of
 from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
-from headway.runtime.interface import GREEDY, RowAnswer, SampleRow
+from headway.runtime.interface import GREEDY, LongRope, RowAnswer, RowFault, SampleRow
 
 __all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,7 @@ class Scheduler:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         planner: DraftPlanner | None = None,
+        long_rope: LongRope | None = None,
     ) -> None:
         self.cache = cache
         self.running: list[RunningRequest] = []
@@ -82,6 +98,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._planner = planner
+        self._long_rope = long_rope
         self._waiting = WaitingRequests()
         self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
@@ -107,7 +124,9 @@ class Scheduler:
 
     def add(self, request: RunningRequest, followers: Sequence[RunningRequest] = ()) -> None:
         """Queue a request. `followers` have the same prompt: they are queued once its prefill can be reused."""
-        self._waiting.add(request, followers)
+        self._queue.push(request)
+        for follower in followers:
+            self._waiting.hold(follower, request, request.prompt_length - 1)
 
     def schedule(self) -> ScheduledStep | None:
         """Choose the next step and take its blocks. Returns None where no request can compute anything now.
@@ -117,11 +136,14 @@ class Scheduler:
         if self._starved and not self._finish_draining():
             self._preempt_youngest()
         while picks := self._pick():
-            rows = np.array([request.lease.row for request, _ in picks if request.lease is not None])
+            rows = self._rows([request for request, _ in picks])
+            unsettled = [r for r, _ in picks if r.finish_reason is None and r.computed <= r.reachable < r.known]
+            if unsettled:
+                self.cache.bookmark(self._rows(unsettled))
             step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
             self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
             if np.any(step.counts > 0):
-                return scheduled_step(self.cache, step, [request for request, _ in picks])
+                return scheduled_step(self.cache, step, [request for request, _ in picks], self._long_rope)
             if self._finish_draining():
                 continue
             if len(self.running) > 1:
@@ -135,6 +157,9 @@ class Scheduler:
         step, rows = scheduled.work.step, len(scheduled.requests)
         self.counters.steps += 1
         self.counters.computed_tokens += scheduled.tokens
+        failed = [(r, a.fault) for r, a in zip(scheduled.requests, answers, strict=True) if a.fault is not None]
+        if failed:
+            self.cache.fail(step, self._rows([request for request, _ in failed]))
         kept, told = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
         sampled = np.zeros((rows, max(1, *(len(answer.tokens) for answer in answers))), dtype=np.int32)
         for i, (request, answer) in enumerate(zip(scheduled.requests, answers, strict=True)):
@@ -143,8 +168,30 @@ class Scheduler:
                 sampled[i, : told[i]] = answer.tokens[: told[i]]
         self.cache.commit(step, kept, sampled, told)
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
+        for request, fault in failed:
+            self._fail_not_finite(request, fault)
+        self._waiting.release_reached(scheduled.requests)
         self._finish([request for request in scheduled.requests if self._over(request)])
+        self._begin_long([request for request in scheduled.requests if request.lease is not None])
         return self.take_news()
+
+    def _fail_not_finite(self, request: RunningRequest, fault: RowFault) -> None:
+        """End a request whose numbers became NaN or infinite, and forget what it had them from."""
+        assert request.lease is not None
+        namespace, place = request.lease.prompt.namespace, request.computed
+        answered = request.finish_reason is not None
+        self.cache.abort(self._rows([request]))
+        self._stop_running(request)
+        self.counters.not_finite += 1
+        if fault.damaged is not None:
+            self.counters.damaged_prefixes += 1
+            self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
+        error = NotFiniteError(f"request {request.request_id}: {_why_not_finite(place, fault)}")
+        logger.error("%s", error)
+        if answered:  # only its state was to catch up
+            self._leave(request)
+        else:
+            self._fail_request(request, error)
 
     def _over(self, request: RunningRequest) -> bool:
         """Whether a request can be let go of: it has been answered, and its state has caught up if it is to be kept."""
@@ -153,7 +200,7 @@ class Scheduler:
 
     def _finish(self, requests: Sequence[RunningRequest]) -> None:
         if requests:
-            self.cache.finish(self._rows(requests))
+            self.cache.finish(self._rows(requests), self._reach(requests))
             for request in requests:
                 self._leave(request)
 
@@ -198,12 +245,12 @@ class Scheduler:
         return self.take_news()
 
     def abort(self, request: RunningRequest) -> None:
-        """End a request wherever it is; its blocks are free when this returns."""
+        """End a request wherever it is; its blocks can be had by others when this returns."""
         if request.finish_reason is not None:
             return
         request.finish_reason = "abort"
         if request.lease is not None:
-            self.cache.abort(self._rows([request]))
+            self.cache.abort(self._rows([request]), self._reach([request]))
         else:
             self._waiting.remove(request)
         self._leave(request)
@@ -235,6 +282,7 @@ class Scheduler:
         counts = [request.pending for request in answering]
         if self._planner is not None:
             counts = self._planner.plan(answering, self._config.max_batched_tokens)
+        counts = [min(count, self._one_set(request)) for request, count in zip(answering, counts, strict=True)]
         picks = list(zip(answering, counts, strict=True))
         decoding, budget = len(picks), self._config.max_batched_tokens - sum(count for _, count in picks)
         prefills = deque(request for request in self.running if not self._answering(request))
@@ -244,9 +292,9 @@ class Scheduler:
                 break
             # The first takes at most three quarters while others wait, so that a short prompt passes a long one.
             crowded = len(picks) == decoding and (len(prefills) > 0 or len(self._queue) > 0)
-            share = budget - budget // 4 if crowded and self._config.chunked_prefill else budget
+            share = budget - budget // 4 if crowded and not self._single_steps else budget
             count = min(self._wanted(request), share)
-            if count < self._wanted(request) and not self._config.chunked_prefill:
+            if count < self._wanted(request) and self._single_steps:
                 break
             picks.append((request, count))
             budget -= count
@@ -264,41 +312,96 @@ class Scheduler:
         for request in self.running:
             if request.alone:
                 return request
-        while (head := self._queue.peek()) is not None and head.alone and self._fits(head):
+        while (head := self._queue.peek()) is not None and head.alone and self._has_place(head):
+            head.hit = self.cache.lookup(self._prompt(head))
+            if not self._fits(head, head.hit):
+                return None
             admitted = self._admit()
             if admitted is not None and admitted.alone:
                 return admitted
         return None
 
     def _wanted(self, request: RunningRequest) -> int:
-        """Tokens up to where its next chunk should stop."""
+        """Tokens up to where its next chunk should stop: one, if it is a chunk that its model cannot continue by.
+
+        Such single steps run in one forward with those of requests that decode.
+        """
         assert request.lease is not None
-        stop = min(int(request.lease.next_stop), request.computed + request.pending)
+        if self._single_steps and request.computed:
+            return 1
+        stop = min(int(request.lease.next_stop), request.computed + min(request.pending, self._one_set(request)))
         return max(1, stop - request.computed)
+
+    @property
+    def _single_steps(self) -> bool:
+        """Whether the model continues token by token only."""
+        return self._config.step_tokens is not None
 
     def _admit_next(self) -> RunningRequest | None:
         """Admit the next request that may run beside others, or None if there is none now."""
-        while (head := self._queue.peek()) is not None and not head.alone and self._fits(head):
+        while (head := self._queue.peek()) is not None and not head.alone and self._has_place(head):
+            hit = head.hit = self.cache.lookup(self._prompt(head))
+            if self._hold(head, hit):
+                continue
+            if not self._fits(head, hit):
+                break
             if (admitted := self._admit()) is not None:
                 return admitted
         return None
 
-    def _fits(self, request: RunningRequest) -> bool:
-        """Whether to admit it now: a place is free, and the known tokens of all that run then fit into the pool."""
+    def _has_place(self, request: RunningRequest) -> bool:
+        """Whether a request could be admitted now if its tokens fit."""
+        full = self._closed_for_admission or len(self.running) >= self._config.max_running
+        return not self.running or not (full or request.refused_epoch == self._epoch)
+
+    def _hold(self, request: RunningRequest, hit: Hit) -> bool:
+        """Let the head of the queue wait for a running prefill that is about to compute what it needs, if there is one.
+
+        Returns whether it waits. Who has been running before does not.
+        """
+        least = 0 if self._single_steps or request.cached_tokens is not None else self._config.wait_tokens
+        prefills = [r for r in self.running if not self._answering(r)]
+        if (found := leader_of(self.cache, hit, prefills, least)) is None:
+            return False
+        self._queue.pop()
+        self._waiting.hold(request, *found)
+        request.waited_from = hit.tokens if request.waited_from is None else request.waited_from
+        return True
+
+    def _fits(self, request: RunningRequest, hit: Hit) -> bool:
+        """Whether the known tokens of all that run fit into the pool beside this request's."""
         if not self.running:
             return True
-        if self._closed_for_admission or len(self.running) >= self._config.max_running:
-            return False
-        if request.refused_epoch == self._epoch:
-            return False
-        hit = self.cache.lookup(self._prompt(request))
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        fits = fits_beside(self.cache, held, request.known, hit.tokens)
-        request.hit, request.refused_epoch = (hit, None) if fits else (None, self._epoch)
+        used = hit.tokens if hit.tokens >= self._config.least_hit(request.known) else 0
+        fits = fits_beside(self.cache, held, request.known, used)
+        request.refused_epoch = None if fits else self._epoch
         return fits
 
     def _prompt(self, request: RunningRequest) -> Prompt:
-        return request.cache_prompt(self.cache.namespace(salt=request.request.salt))
+        """What the cache is asked for. Entries of the long set of frequencies are in a namespace of their own."""
+        of_set = "long-rope" if self._begins_long(request) else ""
+        return request.cache_prompt(self.cache.namespace(of_set, salt=request.request.salt))
+
+    # -- two sets of rotary frequencies -----------------------------------------------------------------------------
+
+    def _begins_long(self, request: RunningRequest) -> bool:
+        rope = self._long_rope
+        return rope is not None and rope.begins_long(request.prompt_length, request.known)
+
+    def _one_set(self, request: RunningRequest) -> int:
+        """Most tokens of a request that one step may compute, since they use one set of frequencies."""
+        room = None if self._long_rope is None else self._long_rope.room(request.computed, request.long)
+        return len(request.tokens) if room is None else room
+
+    def _begin_long(self, requests: Sequence[RunningRequest]) -> None:
+        """Send requests back to be computed anew whose entries no longer go with what follows them."""
+        grown = [r for r in requests if r.finish_reason is None and self._begins_long(r) != r.long]
+        if grown:
+            self.cache.preempt(self._rows(grown))
+        for request in grown:
+            self._stop_running(request)
+            self._queue.push_returned(request)
 
     # -- moving requests --------------------------------------------------------------------------------------------
 
@@ -308,17 +411,21 @@ class Scheduler:
         asked = request.request.explain and request.cached_tokens is None
         displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
         try:
-            lease = self.cache.lease(self._prompt(request), request.hit)
+            least = self._config.least_hit(request.known)
+            lease = self.cache.lease(self._prompt(request), request.hit, least_hit=least)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
         request.wishes = lease.wishes
+        request.long = self._begins_long(request)
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
+            waited_from = lease.hit.tokens if request.waited_from is None else request.waited_from
+            request.waited_tokens = max(0, lease.hit.tokens - waited_from)
             request.explanation = lease.explanation
             request.timings.admitted = self._clock()
         if displaced is not None:
@@ -370,6 +477,7 @@ class Scheduler:
     def _stop_running(self, request: RunningRequest) -> None:
         self.running.remove(request)
         request.lease, request.computed = None, 0
+        self._waiting.release(request)
         self._epoch += 1
 
     def _leave(self, request: RunningRequest) -> None:
@@ -399,7 +507,6 @@ class Scheduler:
             self._planner.learn(request, answer.proposed, answer.accepted, answer.confidence)
         if request.timings.first_token is None:
             request.timings.first_token = self._clock()
-            self._waiting.release(request)
         if request.finish_reason is not None:
             request.timings.finished = self._clock()
             delta = replace(delta, result=request.result())
@@ -409,11 +516,17 @@ class Scheduler:
     def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)
 
+    def _reach(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
+        return np.array([request.reachable for request in requests], dtype=np.int64)
 
-def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningRequest]) -> ScheduledStep:
+
+def scheduled_step(
+    cache: PrefixCache, step: Step, requests: Sequence[RunningRequest], rope: LongRope | None = None
+) -> ScheduledStep:
     """Put together what an executor needs for a step that the cache has granted.
 
-    A row is asked for tokens where the step reaches the last known one, unless its answer has ended.
+    A row is asked for tokens where the step reaches the last known one, unless its answer has ended. `rope` are the
+    model's two sets of rotary frequencies, if it has two.
     """
     tokens, samples = [], []
     following = np.full(len(requests), -1, dtype=np.int64)
@@ -424,7 +537,21 @@ def scheduled_step(cache: PrefixCache, step: Step, requests: Sequence[RunningReq
             following[i] = request.tokens[stop]
         wanted = count > 0 and stop == request.known and not request.draining
         samples.append(_sample_row(request) if wanted else None)
-    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following), requests)
+    long = None
+    if rope is not None:
+        begun = np.array([request.long for request in requests], dtype=np.bool_)
+        long = begun | (step.starts >= rope.original)
+    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following, long=long), requests)
+
+
+def _why_not_finite(place: int, fault: RowFault) -> str:
+    what = f"behind token {place} the model's numbers are NaN or infinite, which is no answer"
+    if fault.damaged is not None:
+        return (
+            f"{what}: what was kept of its first {fault.damaged} tokens is damaged and has been forgotten; send the "
+            f"request again, it will be computed anew"
+        )
+    return f"{what}; what it continued from is sound, so the weights are damaged or the dtype is too narrow for them"
 
 
 def _sample_row(request: RunningRequest) -> SampleRow:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
+from headway.engine import DEFAULT_WAIT_TOKENS
 from headway.errors import ConfigError, TraceError
 from headway.formats import FORMATS, Trace, read_trace
 from headway.replay.ask.catalogue import KV_DTYPES, STATE_DTYPES, catalogue
@@ -140,6 +141,12 @@ class ClockChoice:
     speed: Annotated[float, option(_CLOCK, "Compress arrivals: 2 is twice the traffic.")] = 1.0
     max_running: Annotated[int, option(_CLOCK, "Most requests that run at once.")] = 64
     step_tokens: Annotated[int, option(_CLOCK, "Most tokens of one step.")] = 8192
+    wait_tokens: Annotated[
+        int,
+        option(
+            _CLOCK, "A request waits where a running one is about to compute so many of its tokens; 0: never.", min=0
+        ),
+    ] = DEFAULT_WAIT_TOKENS
     efficiency: Annotated[str, option(_CLOCK, "Shares of the GPU's peak FLOP/s and bandwidth that are reached.")] = (
         "0.5,0.7"
     )

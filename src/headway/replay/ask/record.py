@@ -64,5 +64,6 @@ def _policy(config: ReplayConfig) -> dict[str, Any]:
         clock = config.timing
         values["timing"] = {"gpu": clock.roofline.gpu, "speed": f"x{clock.speed:g}"}
         values["timing"] |= {"at once": clock.max_running, "tokens per step": clock.step_tokens}
+        values["timing"] |= {"waits for": f"{clock.wait_tokens} tokens"}
     plain = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values.items()}
     return {name: v if isinstance(v, str | int | float | list | dict | None) else str(v) for name, v in plain.items()}

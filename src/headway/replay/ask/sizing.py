@@ -159,7 +159,7 @@ def timing_of(choice: ClockChoice, hardware: Hardware, model: Model, layout: Par
         weight_bytes=weights,
         reached=_shares(choice.efficiency),
     )
-    return Timing(roofline, choice.speed, choice.max_running, choice.step_tokens)
+    return Timing(roofline, choice.speed, choice.max_running, choice.step_tokens, choice.wait_tokens)
 
 
 def _refuse_idle_dtypes(choice: ModelChoice, ranks: RankChoice) -> None:

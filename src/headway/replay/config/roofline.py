@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import ComputeCost, FullAttention, LayerSpec, ParallelLayout, Recurrent
+from headway.engine import DEFAULT_WAIT_TOKENS
 from headway.errors import ConfigError
 from headway.replay.config.gpus import Gpu
 from headway.replay.config.groups import reach_of
@@ -84,12 +85,14 @@ class Timing:
         speed: Arrivals are compressed by this factor: 2 is twice the traffic.
         max_running: Most requests that run at once.
         step_tokens: Most tokens of one step.
+        wait_tokens: A request waits where a running one is about to compute so many of its tokens; 0: never.
     """
 
     roofline: Roofline
     speed: float = 1.0
     max_running: int = 64
     step_tokens: int = 8192
+    wait_tokens: int = DEFAULT_WAIT_TOKENS
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.

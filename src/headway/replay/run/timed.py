@@ -84,7 +84,9 @@ class TimedRun:
         self._arrivals: list[float] = ((trace.times - trace.times[0]) / timing.speed).tolist()
         self._now = 0.0
         cache = PrefixCache(self.scale.cache, clock=lambda: self._now)
-        engine = EngineConfig(max_batched_tokens=timing.step_tokens, max_running=timing.max_running)
+        engine = EngineConfig(
+            max_batched_tokens=timing.step_tokens, max_running=timing.max_running, wait_tokens=timing.wait_tokens
+        )
         self._scheduler = Scheduler(cache, engine, clock=lambda: self._now)
         self.ledger = Ledger(trace, matches, progress, cache.counters)
         self._held = checkpoint_blocks(cache.geometry)
@@ -189,6 +191,8 @@ class TimedRun:
             busy=min(1.0, self._busy / seconds),
             steps=counters.steps,
             preemptions=counters.preemptions,
+            waits=counters.waits,
+            waited_tokens=counters.waited_tokens,
             computed_tokens=counters.computed_tokens / seconds,
             answer_tokens=counters.generated_tokens / seconds,
             estimate=self._timing.roofline.source,

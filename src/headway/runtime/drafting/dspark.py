@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from headway.cache import LayerSpec
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal, choose, proposals
 from headway.runtime.drafting.layers import Attend, DraftLayer, DraftNorm, LayerShape, attend
-from headway.runtime.drafting.memory import DraftMemory, Histories, draft_group
+from headway.runtime.drafting.memory import DraftMemory, Histories
 from headway.runtime.drafting.target import Target
 from headway.runtime.forward.arena import Arena
 
@@ -108,12 +108,12 @@ class DSparkDrafter:
         self.feature_layers = feature_layers
         self._network = network
         self._target = target
-        self._sizes = len(network.layers), shape.kv_heads, shape.head_dim, target.dtype
-        self.groups: tuple[LayerSpec, ...] = (draft_group(*self._sizes, self.lookahead),)
+        self._sizes = shape.entries(len(network.layers), target.dtype)
+        self.groups: tuple[LayerSpec, ...] = (self._sizes.group(self.lookahead),)
 
     def attach(self, arena: Arena) -> None:
         """Keep entries in this arena."""
-        self._memory = DraftMemory(arena, *self._sizes)
+        self._memory = DraftMemory(arena, self._sizes)
 
     def observe(self, observed: Observed) -> None:
         """Store the context entries of verified tokens."""

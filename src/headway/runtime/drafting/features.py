@@ -10,7 +10,10 @@ from transformers import PreTrainedModel
 
 from headway.errors import ModelError
 
-__all__ = ["FeatureTap"]
+__all__ = ["FINAL", "FeatureTap"]
+
+FINAL = -2
+"""In the place of a layer: the decoder's output, behind its last norm."""
 
 
 class FeatureTap:
@@ -18,7 +21,7 @@ class FeatureTap:
 
     Args:
         model: The target.
-        layers: Numbers of layers, 0 for the first; -1 for the embeddings.
+        layers: Numbers of layers, 0 for the first; -1 for the embeddings, `FINAL` for what is behind the last norm.
 
     Raises:
         ModelError: The model has no such layer.
@@ -35,6 +38,8 @@ class FeatureTap:
         network: Any = model
         if layer == -1:
             return cast("torch.nn.Module", network.get_input_embeddings())
+        if layer == FINAL:
+            return cast("torch.nn.Module", network.get_decoder())
         modules = getattr(network.get_decoder(), "layers", None)
         name = type(model).__name__
         if modules is None:
@@ -47,7 +52,7 @@ class FeatureTap:
 
     def _hook(self, layer: int) -> Callable[[torch.nn.Module, Any, Any], None]:
         def keep(module: torch.nn.Module, args: Any, output: Any) -> None:
-            self._kept[layer] = output[0] if isinstance(output, tuple) else output
+            self._kept[layer] = output if isinstance(output, torch.Tensor) else output[0]
 
         return keep
 

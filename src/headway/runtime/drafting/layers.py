@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from headway.runtime.drafting.memory import EntrySizes
 from headway.runtime.model.attention import Scores, masked_attention
 
 __all__ = ["Attend", "DraftLayer", "DraftNorm", "LayerShape", "attend"]
@@ -43,6 +44,10 @@ class LayerShape:
     intermediate: int
     rope_theta: float = 10000.0
     eps: float = 1e-6
+
+    def entries(self, layers: int, dtype: torch.dtype) -> EntrySizes:
+        """What so many layers keep of a token."""
+        return EntrySizes(layers, (self.kv_heads, self.head_dim), (self.kv_heads, self.head_dim), dtype)
 
 
 class DraftNorm(nn.Module):
@@ -102,7 +107,9 @@ class DraftLayer(nn.Module):
         return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, scores: Scores | None = None
+) -> Tensor:
     """Softmax attention.
 
     Args:
@@ -110,10 +117,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = No
         keys: [rows, columns, kv heads, width].
         values: As keys.
         mask: bool, broadcastable to [rows, 1, tokens, columns], True where a column is seen; None if all are.
+        scores: How to compute the scores; by the width of a head if not given.
 
     Returns:
         [rows, tokens, heads, width].
     """
-    scores = Scores(query.shape[-1] ** -0.5)
+    scores = scores or Scores(query.shape[-1] ** -0.5)
     mixed = masked_attention(query.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), scores, mask)
     return mixed.transpose(1, 2)

@@ -1,8 +1,9 @@
 """Drafters by name or by folder.
 
 A trained drafter is a folder with `config.json` (a `DrafterConfig`) and `model.safetensors`. A model may bring some
-along, in `drafts/NAME` beside its own files. The format is Headway's own: what others publish for their engines (EAGLE,
-DFlash, DSpark) has other names and parts, and is refused for what its config lacks.
+along, in `drafts/NAME` beside its own files, or heads among its weights (`headway.runtime.drafting.published`). The
+format is Headway's own: what others publish for their engines (EAGLE, DFlash, DSpark) has other names and parts, and is
+refused by its name.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from headway.cache import LayerSpec
 from headway.errors import ConfigError, ModelError
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.dspark import DSparkDrafter, DSparkNetwork
+from headway.runtime.drafting.features import FINAL
 from headway.runtime.drafting.layers import LayerShape
 from headway.runtime.drafting.lookup import PromptLookup
-from headway.runtime.drafting.memory import draft_group
 from headway.runtime.drafting.mtp import MtpDrafter, MtpNetwork
+from headway.runtime.drafting.published import PublishedHead, has_published_head, published_sizes
 from headway.runtime.drafting.target import Target
 from headway.runtime.interface import MOST_DRAFT_TOKENS
+from headway.runtime.sources import foreign_drafter
 
 __all__ = ["DrafterConfig", "groups_without_weights", "load_drafter", "save_drafter"]
 
+_PUBLISHED_TOKENS = 3
+"""Tokens of a draft of a head in the checkpoint, if nobody says: it was trained for one, and is fed with its own."""
 _LOOKUP_TOKENS = 6
 """Tokens of a looked-up draft, if nobody says: repeated passages are long."""
 _TRAINED = ("mtp", "dspark")
@@ -114,37 +119,70 @@ def load_drafter(source: str, model: PreTrainedModel, folder: Path | None, token
     """
     if source == "lookup":
         return PromptLookup(_LOOKUP_TOKENS if tokens is None else tokens)
-    path = _find(source, folder)
     target = Target.of(model)
+    if _is_published(source, folder):
+        assert folder is not None
+        sizes = published_sizes(folder, target.dtype)
+        return MtpDrafter(PublishedHead(model), target, sizes, tokens or _PUBLISHED_TOKENS, FINAL)
+    path = _find(source, folder)
     config = _read_config(path)
     _require_same_sizes(path, config, target)
     network = _load_weights(path, config).to(target.device, target.dtype).eval()
-    most = config.draft_tokens if tokens is None else tokens
+    most = _draft_tokens(path, config, tokens)
     if isinstance(network, MtpNetwork):
-        return MtpDrafter(network, target, config.shape, most, config.feature_layers[0])
-    if most > config.draft_tokens:
-        raise ConfigError(
-            f"--draft-tokens {most}: the drafter in {path} was trained for {config.draft_tokens}, ask for that or less"
-        )
+        sizes = config.shape.entries(config.layers, target.dtype)
+        return MtpDrafter(network, target, sizes, most, config.feature_layers[0])
     return DSparkDrafter(network, target, config.shape, config.draft_tokens, config.feature_layers, most)
 
 
-def groups_without_weights(source: str, folder: Path | None, dtype: torch.dtype) -> tuple[LayerSpec, ...]:
+def _draft_tokens(path: Path, config: DrafterConfig, wanted: int | None) -> int:
+    """Most tokens of a draft: as many as are wanted, of a `dspark` no more than it was trained for."""
+    if wanted is None:
+        return config.draft_tokens
+    if config.drafter == "dspark" and wanted > config.draft_tokens:
+        raise ConfigError(
+            f"--draft-tokens {wanted}: the drafter in {path} was trained for {config.draft_tokens}, ask for that or "
+            f"less"
+        )
+    return wanted
+
+
+def groups_without_weights(
+    source: str, folder: Path | None, dtype: torch.dtype, tokens: int | None = None
+) -> tuple[LayerSpec, ...]:
     """What a drafter keeps in the cache, read off its config alone.
 
     Args:
         source: As for `load_drafter`.
         folder: As for `load_drafter`.
         dtype: Type of the target's weights.
+        tokens: As for `load_drafter`.
 
     Raises:
         ModelError: There is no such drafter.
+        ConfigError: More tokens than it can draft.
     """
     if source == "lookup":
         return ()
-    config = _read_config(_find(source, folder))
+    if _is_published(source, folder):
+        assert folder is not None
+        return (published_sizes(folder, dtype).group(MtpDrafter.lookahead),)
+    path = _find(source, folder)
+    config = _read_config(path)
+    _draft_tokens(path, config, tokens)
     lookahead = MtpDrafter.lookahead if config.drafter == "mtp" else DSparkDrafter.lookahead
-    return (draft_group(config.layers, config.kv_heads, config.head_dim, dtype, lookahead),)
+    return (config.shape.entries(config.layers, dtype).group(lookahead),)
+
+
+def _is_published(source: str, folder: Path | None) -> bool:
+    """Whether `mtp` means the heads in a checkpoint: it has some, and no drafter in our form beside them.
+
+    Raises:
+        ModelError: They are in a form that is not run.
+    """
+    if source != "mtp" or folder is None or (folder / "drafts" / source / "config.json").is_file():
+        return False
+    return has_published_head(folder)
 
 
 def save_drafter(path: Path, network: MtpNetwork | DSparkNetwork, config: DrafterConfig) -> None:
@@ -181,6 +219,7 @@ def _find(source: str, folder: Path | None) -> Path:
 def _read_config(path: Path) -> DrafterConfig:
     try:
         found: Any = json.loads((path / "config.json").read_text())
+        _require_ours(path, found)
         known = {field.name for field in fields(DrafterConfig)}
         config = DrafterConfig(**{name: value for name, value in found.items() if name in known})
     except (ValueError, TypeError, AttributeError) as error:
@@ -191,6 +230,20 @@ def _read_config(path: Path) -> DrafterConfig:
     if fault is not None:
         raise ModelError(f"{path / 'config.json'} is not the config of a Headway drafter: {fault}")
     return DrafterConfig(**(asdict(config) | {"feature_layers": tuple(config.feature_layers)}))
+
+
+def _require_ours(path: Path, found: Any) -> None:
+    """Refuse the folder of another engine's drafter, or of a model, by its name."""
+    if "drafter" in found:
+        return
+    kind = foreign_drafter(found)
+    if kind is not None:
+        raise ModelError(
+            f"{path} holds a drafter in the form of other engines ({kind}), which is not read: use --draft lookup, or "
+            f"train one in Headway's form (docs/drafting.md)"
+        )
+    if "model_type" in found:
+        raise ModelError(f"{path} holds a model ({found['model_type']}): a whole model does not draft for another here")
 
 
 def _fault(config: DrafterConfig) -> str | None:

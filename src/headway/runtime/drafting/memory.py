@@ -8,6 +8,7 @@ prefix hit could find.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from headway.cache import FullAttention
 from headway.runtime.forward.arena import Arena
 from headway.runtime.model.layout import Entries, Field
 
-__all__ = ["DraftMemory", "Histories", "draft_group"]
+__all__ = ["DraftMemory", "EntrySizes", "Histories"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -29,17 +30,26 @@ GROUP = "draft"
 """Name of the group."""
 
 
-def draft_group(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, lookahead: int) -> FullAttention:
-    """The cache group of a drafter: keys and values of every token in every layer.
+@dataclass(frozen=True)
+class EntrySizes:
+    """What a drafter keeps of a token.
 
-    Args:
-        layers: Layers of the drafter.
-        kv_heads: Heads of keys and of values.
-        head_dim: Width of a head.
-        dtype: Type of the entries.
-        lookahead: Later tokens that an entry depends on.
+    Attributes:
+        layers: Its layers.
+        keys: Heads of the keys and their width, in every layer.
+        values: The same of the values.
+        dtype: Type of both.
     """
-    return FullAttention(GROUP, 2 * layers * kv_heads * head_dim * dtype.itemsize, lookahead, sharded=False)
+
+    layers: int
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    dtype: torch.dtype
+
+    def group(self, lookahead: int) -> FullAttention:
+        """The cache group, for entries that depend on `lookahead` later tokens."""
+        each = math.prod(self.keys) + math.prod(self.values)
+        return FullAttention(GROUP, self.layers * each * self.dtype.itemsize, lookahead, sharded=False)
 
 
 @dataclass(frozen=True)
@@ -62,17 +72,15 @@ class DraftMemory:
 
     Args:
         arena: The arena; its geometry has the drafter's group.
-        layers: Layers of the drafter.
-        kv_heads: Heads of keys and of values.
-        head_dim: Width of a head.
-        dtype: Type of the entries.
+        sizes: What is kept of a token.
     """
 
-    def __init__(self, arena: Arena, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        shape, size = (kv_heads, head_dim), kv_heads * head_dim * dtype.itemsize
-        fields = tuple(Field(f"{part}:{i}", shape, dtype, 0) for i in range(layers) for part in ("keys", "values"))
-        placed = tuple(Field(f.name, f.shape, f.dtype, i * size) for i, f in enumerate(fields))
-        views = arena.views(Entries(GROUP, placed))
+    def __init__(self, arena: Arena, sizes: EntrySizes) -> None:
+        fields: list[Field] = []
+        for i in range(sizes.layers):
+            for part, shape in (("keys", sizes.keys), ("values", sizes.values)):
+                fields.append(Field(f"{part}:{i}", shape, sizes.dtype, sum(field.bytes for field in fields)))
+        views = arena.views(Entries(GROUP, tuple(fields)))
         self._views = list(zip(views[::2], views[1::2], strict=True))
         self._table = arena.geometry.group(GROUP).table
         self._device = arena.device
@@ -90,7 +98,7 @@ class DraftMemory:
         return Histories(self._tensor(np.maximum(held, 0).astype(np.int64)), columns, self._tensor(seen))
 
     def read(self, layer: int, histories: Histories) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, [rows, columns, kv heads, width] each, 0 where a column is not the row's own."""
+        """Keys and values of a layer, [rows, columns, heads, width] each, 0 where a column is not the row's own."""
         keys, values = self._views[layer]
         hidden = ~histories.seen[:, :, None, None]
         return self._read(keys, histories, hidden), self._read(values, histories, hidden)
@@ -105,7 +113,7 @@ class DraftMemory:
             tables: As for `histories`.
             starts: int64 [rows], position of each row's first token.
             valid: int64 [rows], how many of its tokens to store.
-            entries: Keys and values, [rows, tokens, kv heads, width] each.
+            entries: Keys and values, [rows, tokens, heads, width] each.
         """
         row, token = np.nonzero(np.arange(entries[0].shape[1]) < valid[:, None])
         position = starts[row] + token

@@ -12,7 +12,8 @@ asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,11 +23,12 @@ from torch import Tensor, nn
 from headway.cache import LayerSpec
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal, choose, proposals
 from headway.runtime.drafting.layers import Attend, DraftLayer, DraftNorm, LayerShape, attend
-from headway.runtime.drafting.memory import DraftMemory, Histories, draft_group
+from headway.runtime.drafting.memory import DraftMemory, EntrySizes, Histories
 from headway.runtime.drafting.target import Target
 from headway.runtime.forward.arena import Arena
+from headway.runtime.model.attention import Scores
 
-__all__ = ["MtpDrafter", "MtpNetwork"]
+__all__ = ["LayerEntries", "MtpDrafter", "MtpHead", "MtpNetwork"]
 
 _MASK_ELEMENTS = 1 << 22
 """Elements of a mask that is built at once; a longer prompt attends in stretches."""
@@ -66,13 +68,48 @@ class MtpNetwork(nn.Module):
         return x
 
 
+class MtpHead(Protocol):
+    """What `MtpDrafter` runs: a `MtpNetwork`, or a head that a checkpoint brings along.
+
+    Attributes:
+        out_norm: From its outputs to what the target's output head takes.
+    """
+
+    @property
+    def out_norm(self) -> Callable[[Tensor], Tensor]:
+        """The last norm, or nothing where the output has passed it."""
+        ...
+
+    def __call__(
+        self, hidden: Tensor, embedded: Tensor, positions: Tensor, attending: Sequence[LayerEntries]
+    ) -> Tensor:
+        """One pass (see `MtpNetwork.forward`)."""
+        ...
+
+
+class LayerEntries(Protocol):
+    """What one layer attends to during one pass. As an `Attend` it does both steps at once."""
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Extend, then mix."""
+        ...
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Take new entries, [rows, tokens, heads, width]; returns all that there are, [rows, columns, heads, width]."""
+        ...
+
+    def mix(self, query: Tensor, keys: Tensor, values: Tensor, scores: Scores | None = None) -> Tensor:
+        """Attend to keys and values that were made of all entries: [rows, tokens, heads, value width]."""
+        ...
+
+
 class MtpDrafter:
-    """Drafts with a `MtpNetwork` (see `headway.runtime.drafting.drafter.Drafter`).
+    """Drafts with one head (see `headway.runtime.drafting.drafter.Drafter`).
 
     Args:
         network: The head, with the target's dtype and on its device.
         target: The target.
-        shape: Sizes of the head's layers.
+        sizes: What the head keeps of a token.
         most: Most tokens of a draft.
         feature_layer: Layer of the target that it reads.
     """
@@ -80,18 +117,18 @@ class MtpDrafter:
     name = "mtp"
     lookahead = 1
 
-    def __init__(self, network: MtpNetwork, target: Target, shape: LayerShape, most: int, feature_layer: int) -> None:
+    def __init__(self, network: MtpHead, target: Target, sizes: EntrySizes, most: int, feature_layer: int) -> None:
         self.most = most
         self.feature_layers: tuple[int, ...] = (feature_layer,)
         self._network = network
         self._target = target
-        self._sizes = len(network.layers), shape.kv_heads, shape.head_dim, target.dtype
-        self.groups: tuple[LayerSpec, ...] = (draft_group(*self._sizes, self.lookahead),)
-        self._last = torch.zeros((0, shape.hidden), dtype=target.dtype, device=target.device)
+        self._sizes = sizes
+        self.groups: tuple[LayerSpec, ...] = (sizes.group(self.lookahead),)
+        self._last = torch.zeros((0, target.hidden), dtype=target.dtype, device=target.device)
 
     def attach(self, arena: Arena) -> None:
         """Keep entries in this arena."""
-        self._memory = DraftMemory(arena, *self._sizes)
+        self._memory = DraftMemory(arena, self._sizes)
 
     def observe(self, observed: Observed) -> None:
         """Store the entries of verified tokens, and what the head makes of the last of each row."""
@@ -103,25 +140,9 @@ class MtpDrafter:
         behind[rows, last] = following
         positions = torch.from_numpy(observed.starts[:, None] + np.arange(count)).to(self._target.device)
         histories = self._memory.histories(observed.tables, observed.starts)
-        attending = [self._storing(i, observed, histories) for i in range(len(self._network.layers))]
+        attending = [_Storing(self._memory, i, observed, histories) for i in range(self._sizes.layers)]
         output = self._network(observed.features, self._target.embed(behind), positions, attending)
         self._remember(observed.rows, output[rows, last])
-
-    def _storing(self, layer: int, observed: Observed, histories: Histories) -> Attend:
-        """Causal attention over the history and the new tokens, whose entries are stored."""
-
-        def attending(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            self._memory.write(layer, observed.tables, observed.starts, observed.valid, (keys, values))
-            past_keys, past_values = self._memory.read(layer, histories)
-            keys, values = torch.cat([past_keys, keys], dim=1), torch.cat([past_values, values], dim=1)
-            stretch = max(1, _MASK_ELEMENTS // (keys.shape[0] * keys.shape[1]))
-            parts = []
-            for start in range(0, query.shape[1], stretch):
-                part = query[:, start : start + stretch]
-                parts.append(attend(part, keys, values, _causal(histories.seen, query.shape[1], start, part.shape[1])))
-            return torch.cat(parts, dim=1)
-
-        return attending
 
     def _remember(self, rows: NDArray[np.int64], output: Tensor) -> None:
         self._make_room(int(rows.max()) + 1)
@@ -152,24 +173,55 @@ class MtpDrafter:
             found.append(distribution)
         return proposals(requests, drafts, found)
 
-    def _chaining(self, requests: Sequence[DraftRequest], lengths: NDArray[np.int64]) -> list[Attend]:
-        """One function a layer that attends to the history and to all that it has been called with."""
+    def _chaining(self, requests: Sequence[DraftRequest], lengths: NDArray[np.int64]) -> list[LayerEntries]:
+        """One per layer, with the history and all that it is extended by."""
         tables = [np.stack(held) for held in zip(*(request.tables for request in requests), strict=True)]
         histories = self._memory.histories(tables, lengths)
+        return [_Chaining(*self._memory.read(layer, histories), histories.seen) for layer in range(self._sizes.layers)]
 
-        def chain(layer: int) -> Attend:
-            held = list(self._memory.read(layer, histories))
-            seen = histories.seen
 
-            def attending(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-                nonlocal seen
-                held[0], held[1] = torch.cat([held[0], keys], dim=1), torch.cat([held[1], values], dim=1)
-                seen = torch.cat([seen, seen.new_ones((len(seen), 1))], dim=1)
-                return attend(query, held[0], held[1], seen[:, None, None])
+class _Storing:
+    """Causal attention over the history and the new tokens of a pass, whose entries are stored."""
 
-            return attending
+    def __init__(self, memory: DraftMemory, layer: int, observed: Observed, histories: Histories) -> None:
+        self._memory, self._layer, self._observed, self._histories = memory, layer, observed, histories
 
-        return [chain(layer) for layer in range(len(self._network.layers))]
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return self.mix(query, *self.extend(keys, values))
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        observed = self._observed
+        self._memory.write(self._layer, observed.tables, observed.starts, observed.valid, (keys, values))
+        past_keys, past_values = self._memory.read(self._layer, self._histories)
+        return torch.cat([past_keys, keys], dim=1), torch.cat([past_values, values], dim=1)
+
+    def mix(self, query: Tensor, keys: Tensor, values: Tensor, scores: Scores | None = None) -> Tensor:
+        seen, count = self._histories.seen, query.shape[1]
+        stretch = max(1, _MASK_ELEMENTS // (keys.shape[0] * keys.shape[1]))
+        parts = []
+        for start in range(0, count, stretch):
+            part = query[:, start : start + stretch]
+            parts.append(attend(part, keys, values, _causal(seen, count, start, part.shape[1]), scores))
+        return torch.cat(parts, dim=1)
+
+
+class _Chaining:
+    """Attention of one token after another to the history and to those before, which are stored nowhere."""
+
+    def __init__(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
+        self._keys, self._values, self._seen = keys, values, seen
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return self.mix(query, *self.extend(keys, values))
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self._keys = torch.cat([self._keys, keys], dim=1)
+        self._values = torch.cat([self._values, values], dim=1)
+        self._seen = torch.cat([self._seen, self._seen.new_ones((len(self._seen), 1))], dim=1)
+        return self._keys, self._values
+
+    def mix(self, query: Tensor, keys: Tensor, values: Tensor, scores: Scores | None = None) -> Tensor:
+        return attend(query, keys, values, self._seen[:, None, None], scores)
 
 
 def _causal(seen: Tensor, count: int, start: int, queries: int) -> Tensor:

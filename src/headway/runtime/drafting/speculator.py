@@ -92,6 +92,7 @@ class Speculator:
         asks: Sequence[SampleRow | None],
         following: Int64s,
         leases: Int64s | None = None,
+        long: Bools | None = None,
     ) -> list[RowAnswer]:
         """Propose, copy, compute, judge, export.
 
@@ -104,6 +105,7 @@ class Speculator:
             following: int64, one per row: the token behind those of the step where it is known already, else -1.
             leases: int64, one per row: a number of its own that its lease keeps from step to step; the step's rows if
                 not given.
+            long: bool, one per row: whether it uses the long set of rotary frequencies; None for no row.
 
         Returns:
             One record per row of the step.
@@ -113,9 +115,11 @@ class Speculator:
         whole = [np.concatenate([t, p.tokens]) for t, p in zip(tokens, proposals, strict=True)]
         cut = replace(step, counts=np.array([len(row) for row in whole], dtype=np.int64))
         drafted = np.array([len(proposal.tokens) > 0 for proposal in proposals])
-        batch, places = batch_of(cut, tables, whole, drafted)
+        batch, places = batch_of(cut, tables, whole, drafted, long)
         judging = _Judging(self, leases, batch, places, asks, proposals, following)
-        self.runner.run(batch, judging.judge)
+        result = self.runner.run(batch, judging.judge)
+        for row, fault in self.runner.faults(batch, result).items():
+            judging.answers[int(places[row])] = RowAnswer(fault=fault)
         return judging.answers
 
     def _propose(
@@ -136,7 +140,9 @@ class Speculator:
                 wanted.append((i, DraftRequest(int(leases[i]), min(room, self.drafter.most), ask, drawn, held)))
         if wanted:
             requests = [request for _, request in wanted]
-            made = self.agreement.on_proposals(len(requests), lambda: self.drafter.propose(requests))
+            made = self.agreement.on_proposals(
+                len(requests), lambda: [_usable(p) for p in self.drafter.propose(requests)]
+            )
             for (i, _), proposal in zip(wanted, made, strict=True):
                 found[i] = proposal
         return found
@@ -145,6 +151,12 @@ class Speculator:
         """Take the hooks off the model."""
         if self._tap is not None:
             self._tap.close()
+
+
+def _usable(proposal: Proposal) -> Proposal:
+    """The proposal; none where the drafter's opinion of it is NaN, from which nothing could be learned."""
+    opinion = proposal.confidence
+    return proposal if opinion is None or np.isfinite(opinion).all() else _NO_DRAFT
 
 
 class _Judging:

@@ -31,10 +31,12 @@ class StateMove:
     Attributes:
         source: int32 [k], the blocks of a running state, in order.
         destination: int32 [k], the blocks that take the copy.
+        row: The row of the batch whose state it is.
     """
 
     source: Int32s
     destination: Int32s
+    row: int = 0
 
 
 def _no_copies() -> Int32s:
@@ -59,6 +61,10 @@ class RunBatch:
             read before any destination is written.
         exports: states to copy after the forward, in order.
         all_logits: bool [n], rows whose logits at every position are wanted; None for no row.
+        long: bool [n], rows that use the long set of rotary frequencies (`headway.runtime.interface.LongRope`); None
+            for no row.
+        offsets: int64 [n], what the model is told beyond the positions in the blocks; None for nothing. With it the
+            self-check reaches the end of a context without filling it.
     """
 
     tokens: Int32s
@@ -69,6 +75,8 @@ class RunBatch:
     copies: Int32s = field(default_factory=_no_copies)
     exports: Sequence[StateMove] = ()
     all_logits: Bools | None = None
+    long: Bools | None = None
+    offsets: Int64s | None = None
 
     def __post_init__(self) -> None:
         """Refuse arrays whose lengths contradict each other.
@@ -99,10 +107,13 @@ class RunResult:
         logits: float32 [n, vocab], those that follow each row's last token, on the model's device.
         all_logits: one float32 [counts[i], vocab] tensor per row where it was asked for (its row j follows the row's
             token j), else None.
+        finite: bool [n], on the model's device: whether all that the row computed is made of finite numbers (see
+            `headway.runtime.forward.finite`). Where it is not, nothing of the row's step may be used.
     """
 
     logits: torch.Tensor
     all_logits: tuple[torch.Tensor | None, ...]
+    finite: torch.Tensor
 
 
 def batch_of(
@@ -110,6 +121,7 @@ def batch_of(
     tables: Sequence[Int32s],
     tokens: Sequence[NDArray[Any]],
     all_logits: Bools | None = None,
+    long: Bools | None = None,
 ) -> tuple[RunBatch, Int64s]:
     """Build the batch that a step of the prefix cache calls for.
 
@@ -119,6 +131,7 @@ def batch_of(
         tokens: One int array per row of the step: the token ids at positions [start, start + count). Rows that were
             granted nothing are left out of the batch; theirs are not read.
         all_logits: bool [rows of the step], rows whose logits at every position are wanted.
+        long: bool [rows of the step], rows that use the long set of rotary frequencies.
 
     Returns:
         The batch, and int64 [n] for each row of the batch its index in the step.
@@ -133,7 +146,11 @@ def batch_of(
         tables=[table[rows] for table in tables],
         fresh=np.isin(rows, np.asarray(step.fresh)),
         copies=step.copies,
-        exports=[StateMove(export.source, export.destination) for export in step.exports],
+        exports=[
+            StateMove(export.source, export.destination, int(np.flatnonzero(rows == export.row)[0]))
+            for export in step.exports
+        ],
         all_logits=None if all_logits is None else np.asarray(all_logits, dtype=np.bool_)[kept],
+        long=None if long is None else np.asarray(long, dtype=np.bool_)[kept],
     )
     return batch, kept.astype(np.int64)

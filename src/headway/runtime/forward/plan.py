@@ -125,6 +125,11 @@ class TokenPlan:
         return self._table.shards > 1
 
     @property
+    def past_positions(self) -> torch.Tensor:
+        """Position of the token of each column of the history, int64 [rows, past_columns]; -1 where it has none."""
+        return self._keys[:, : self.past_columns]
+
+    @property
     def columns(self) -> int:
         """Columns of the keys that a layer attends to."""
         return self._keys.shape[1]
@@ -180,8 +185,9 @@ class ForwardPlan:
         rows: int64 [n], rows of the batch.
         count: Tokens that each computes.
         fresh: Whether they start without a state.
+        long: Whether they use the long set of rotary frequencies.
         tokens: int64 [n, count], on the device.
-        positions: int64 [n, count], on the device.
+        positions: int64 [n, count], on the device: what the model is told.
         starts: int64 [n], position of each row's first token.
         tables: One plan per token-indexed table, by the table's number.
         states: int64 [n, state_blocks] blocks of the running states, on the device; None without states.
@@ -190,6 +196,7 @@ class ForwardPlan:
     rows: Int64s
     count: int
     fresh: bool
+    long: bool
     tokens: torch.Tensor
     positions: torch.Tensor
     starts: Int64s
@@ -227,12 +234,13 @@ def forwards(
 
 def _alike(batch: RunBatch, geometry: CacheGeometry, rules: PlanRules) -> Iterator[tuple[Int64s, int, int]]:
     """Put rows together that can run as one forward: yields (rows, tokens of each already done, tokens to compute)."""
-    groups: dict[tuple[int, bool, int], list[int]] = {}
+    groups: dict[tuple[int, bool, bool, int], list[int]] = {}
     states = any(table.kind is TableKind.STATE for table in geometry.tables)
     for row in range(batch.rows):
         start = int(batch.starts[row]) if rules.uniform_starts else -1
-        groups.setdefault((int(batch.counts[row]), states and bool(batch.fresh[row]), start), []).append(row)
-    for (count, fresh, _), members in groups.items():
+        fresh, long = states and bool(batch.fresh[row]), batch.long is not None and bool(batch.long[row])
+        groups.setdefault((int(batch.counts[row]), fresh, long, start), []).append(row)
+    for (count, fresh, _, _), members in groups.items():
         single = rules.single_steps and not fresh and count > 1
         for rows in _split_ragged(np.asarray(members, dtype=np.int64), batch.starts, count):
             for offset in range(count) if single else (0,):
@@ -271,11 +279,13 @@ def _plan(
             states = torch.from_numpy(held[:, : table.state_blocks].astype(np.int64)).to(device)
         else:
             tables[table.index] = TokenPlan(table, held, starts, count, device, rank)
-    positions = torch.from_numpy(starts[:, None] + np.arange(count)).to(device)
+    told = starts if batch.offsets is None else starts + batch.offsets[rows]
+    positions = torch.from_numpy(told[:, None] + np.arange(count)).to(device)
     return ForwardPlan(
         rows=rows,
         count=count,
         fresh=bool(batch.fresh[rows[0]]),
+        long=batch.long is not None and bool(batch.long[rows[0]]),
         tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
         positions=positions,
         starts=starts,

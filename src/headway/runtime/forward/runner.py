@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from headway.cache import CacheGeometry
 from headway.errors import ConfigError
 from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.batch import RunBatch, RunResult
+from headway.runtime.forward.finite import damage, extremes, finite_states
 from headway.runtime.forward.plan import ForwardPlan, PlanRules, forwards
 from headway.runtime.forward.short_chunks import short_chunks
 from headway.runtime.forward.views import PagedCache
+from headway.runtime.interface import RowFault
 from headway.runtime.model.attention import AttentionSwitch
 from headway.runtime.model.inspection import cache_argument
 from headway.runtime.model.layout import ModelLayout
+from headway.runtime.model.rotary import LongSet
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["IN_FORWARD", "Judge", "ModelRunner"]
@@ -84,6 +88,8 @@ class ModelRunner:
         self._rank = 0 if merge is None else merge.ranks.rank
         self._rules = PlanRules(layout.uniform_starts, single_steps)
         self._switch = AttentionSwitch(model)
+        self._decoder = _decoder_of(model)
+        self._long_set = LongSet(model, layout.long_rope)
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -102,27 +108,50 @@ class ModelRunner:
         last = torch.empty((batch.rows, self.layout.vocab_size), dtype=torch.float32, device=self.device)
         every: list[list[torch.Tensor]] = [[] for _ in range(batch.rows)]
         wanted = np.zeros(batch.rows, dtype=np.bool_) if batch.all_logits is None else batch.all_logits
+        found = torch.zeros(batch.rows, dtype=torch.float32, device=self.device)
         for plan in forwards(batch, self.arena.geometry, self._rules, self.device, self._rank):
             asked = wanted[plan.rows]
-            logits = self._forward(plan, bool(asked.any()), judge)
-            last[torch.from_numpy(plan.rows).to(self.device)] = logits[:, -1]
+            logits, extreme = self._forward(plan, bool(asked.any()), judge)
+            rows = torch.from_numpy(plan.rows).to(self.device)
+            last[rows] = logits[:, -1]
+            found.index_add_(0, rows, extreme)
             for i in np.flatnonzero(asked):
                 every[plan.rows[i]].append(logits[i])
         for export in batch.exports:
             self._copy(export.source, export.destination)
-        return RunResult(last, tuple(torch.cat(parts) if parts else None for parts in every))
+            found[export.row].masked_fill_(~finite_states(self.arena, self._ids(export.source)), torch.nan)
+        return RunResult(last, tuple(torch.cat(parts) if parts else None for parts in every), found.isfinite())
+
+    def faults(self, batch: RunBatch, result: RunResult) -> dict[int, RowFault]:
+        """Rows of a batch that has just run whose numbers are not finite, and what is the matter with each.
+
+        It waits for the device: call it once the step's tokens have been read.
+        """
+        failed = np.flatnonzero(~result.finite.cpu().numpy()).tolist()
+        return {row: RowFault(damage(self.arena, batch, row, self._rank)) for row in failed}
 
     def _copy(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
-        ids = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(self.device) for a in (source, destination)]
-        self.arena.copy_blocks(*ids)
+        self.arena.copy_blocks(self._ids(source), self._ids(destination))
 
-    def _forward(self, plan: ForwardPlan, whole: bool, judge: Judge | None) -> torch.Tensor:
-        """Run one forward: float32 [rows, tokens or 1, vocab]."""
+    def _ids(self, blocks: NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(blocks, dtype=np.int64)).to(self.device)
+
+    def _forward(self, plan: ForwardPlan, whole: bool, judge: Judge | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one forward: logits, float32 [rows, tokens or 1, vocab], and a number per row, finite if the row is."""
         cache = PagedCache(self.arena, plan, self._merge)
         options: dict[str, Any] = {self._cache_argument: cache}
         if self._keeps_logits and not whole:
             options["logits_to_keep"] = 1
-        with self._switch.attending(cache), short_chunks(self.model, plan.count):
+        hidden: list[torch.Tensor] = []
+        tap: AbstractContextManager[Any] = nullcontext()
+        if plan.count > 1 and self._keeps_logits and not whole:  # else logits speak of all tokens
+            tap = self._decoder.register_forward_hook(lambda module, args, output: hidden.append(output[0]))
+        with (
+            self._switch.attending(cache),
+            self._long_set.used(plan.long),
+            short_chunks(self.model, plan.count),
+            tap,
+        ):
             try:
                 output: Mapping[str, Any] = self.model(
                     input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
@@ -132,4 +161,11 @@ class ModelRunner:
                 raise
         logits: torch.Tensor = output["logits"].float()
         cache.store(None if judge is None else judge(plan, logits))
-        return logits
+        return logits, extremes(logits, *hidden).float()
+
+
+def _decoder_of(model: PreTrainedModel) -> torch.nn.Module:
+    """The part of a model whose output, its first one, is the last hidden vectors."""
+    network: Any = model
+    found: torch.nn.Module = network.get_decoder()
+    return found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, LinearAttentionLayer
 
 from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.plan import ForwardPlan, TokenPlan
@@ -44,6 +44,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._plan = plan
         self._length = length
         self.is_initialized = True
+        self.keys = views[0]  # a model may ask whether a layer holds anything
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -182,8 +183,8 @@ class PagedCache(Cache):
     def _layer(self, layer: LayerLayout) -> Any:
         length = int(self._plan.starts.max())
         if layer.state is None:
-            if layer.tokens is None:
-                return DummyLayer()  # type: ignore[no-untyped-call]
+            if layer.tokens is None:  # a layer of cross-attention, which text alone passes by, stays empty
+                return DummyLayer() if layer.kind == DummyLayer.__name__ else DynamicLayer()  # type: ignore[no-untyped-call]
             return PagedLayer(self._arena.entries(layer.index), self._token_plan(layer), length, self._gathers(layer))
         assert self._states is not None
         states = dict(self._arena.state_fields(self._states, layer.index))

@@ -24,6 +24,19 @@ __all__ = ["NAME", "AttentionContext", "AttentionSwitch", "Scores", "masked_atte
 
 NAME = "headway"
 
+_SILENT = frozenset(
+    ("dropout", "sliding_window", "position_ids", "use_cache", "logits_to_keep", "return_dict", "num_items_in_batch")
+)
+"""Keywords of a call that change nothing here: windows are the cache layer's, and nothing is dropped at inference."""
+_MEANINGS = {
+    "indices": "sparse attention over an index",
+    "block_indices": "sparse attention over an index of blocks",
+    "position_bias": "a bias on attention scores that depends on positions",
+    "sinks": "attention sinks that differ from token to token",
+    "is_causal": "attention to later tokens",
+}
+"""What a model wants with keywords that are refused, in a user's words."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -152,9 +165,14 @@ def _attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    is_causal: bool | None = None,
+    **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as transformers calls it: returns [rows, queries, heads, value width] and no weights."""
+    """Attend as transformers calls it: returns [rows, queries, heads, value width] and no weights.
+
+    Raises:
+        ModelError: The model asks for more than is computed here; nothing that it hands over is dropped.
+    """
     context = _CONTEXT.get()
     name = type(module).__name__
     if context is None:
@@ -163,6 +181,12 @@ def _attention(
         )
     if attention_mask is not None:
         raise ModelError(f"{name} builds an attention mask of its own, which a ragged batch cannot satisfy")
+    unknown = [key for key, held in more.items() if held is not None and held is not False and key not in _SILENT]
+    if is_causal is False:
+        unknown.append("is_causal")
+    if unknown:
+        wants = ", ".join(_MEANINGS.get(key, f"what its attention calls {key!r}") for key in unknown)
+        raise ModelError(f"{name} needs {wants}, which Headway does not compute")
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
     layer = getattr(module, "layer_idx", None)
     return context.attend(layer, query, key, value, scores).transpose(1, 2).contiguous(), None

@@ -27,8 +27,9 @@ from headway.cache import ComputeCost
 from headway.errors import ModelError
 from headway.runtime.model.attention import AttentionSwitch, Scores, masked_attention
 from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
+from headway.runtime.model.rotary import grows, long_rope_of
 
-__all__ = ["cache_argument", "inspect_model"]
+__all__ = ["cache_argument", "inspect_model", "raised_in"]
 
 _PROBE_TOKENS = 8
 """Tokens of the dry run: more than any short convolution is wide, so that its state has its full size."""
@@ -95,7 +96,7 @@ class _ProbeContext:
         index = layer if self.cache.updated is None else self.cache.updated
         if index is None:
             raise ModelError(
-                f"{self.name}: a layer attends to entries of another layer without saying which layer it is"
+                f"{self.name} cannot be served: a part of it attends to more than the entries of cached tokens"
             )
         self.cache.updated = None
         self.calls[index] = _Attended(query.shape[1], key.shape[-1] + value.shape[-1], key)
@@ -149,6 +150,8 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
         uniform_starts=run.cache.asked_length,
         tp=tp,
         rank_parameters=held,
+        long_rope=long_rope_of(model, cache_argument(model)),
+        grows=grows(model),
     )
 
 
@@ -156,13 +159,13 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
 def _dry_run(model: PreTrainedModel) -> _DryRun:
     """Run a prompt of `_PROBE_TOKENS` tokens and one token after it."""
     name = type(model).__name__
-    cache = _ProbeCache(model.config)
-    context = _ProbeContext(cache, name)
     tokens = torch.arange(1, _PROBE_TOKENS + 2, device=model.device)[None]
     positions = torch.arange(_PROBE_TOKENS + 1, device=model.device)[None]
     cut = (slice(None), slice(0, _PROBE_TOKENS)), (slice(None), slice(_PROBE_TOKENS, None))
     vocab = 0
     try:
+        cache = _ProbeCache(model.config)
+        context = _ProbeContext(cache, name)
         with AttentionSwitch(model).attending(context):
             for part in cut:
                 output = model(
@@ -172,14 +175,47 @@ def _dry_run(model: PreTrainedModel) -> _DryRun:
                     **{cache_argument(model): cache},
                 )
                 vocab = int(output["logits"].shape[-1])
-    except ModelError:
-        raise
+    except ModelError as error:
+        raise ModelError(f"{name} cannot be served: {error}") from error
     except Exception as error:
-        raise ModelError(
-            f"{name} cannot be served: a dry run of {_PROBE_TOKENS + 1} tokens with transformers' DynamicCache "
-            f"fails with {type(error).__name__}: {error}"
-        ) from error
+        raise ModelError(f"{name} cannot be served: {_reason(model, error)}") from error
     return _DryRun(cache, context, vocab)
+
+
+def _reason(model: PreTrainedModel, error: Exception) -> str:
+    """Why a model fails over a cache and an attention that are not its own: it is tried with its own ones.
+
+    Args:
+        model: The model.
+        error: What its dry run raised.
+    """
+    tokens = torch.arange(1, _PROBE_TOKENS + 1, device=model.device)[None]
+    own: Any = None
+    for given in (False, True):
+        try:
+            held = {cache_argument(model): DynamicCache(config=model.config)} if given else {}
+            own = model(input_ids=tokens, use_cache=True, **held)
+        except Exception as failure:
+            if own is None:
+                return f"transformers itself cannot compute a short text with it: {failure}"
+            kept = type(own.get("past_key_values", own.get(cache_argument(model)))).__name__
+            return f"it keeps what it has computed in a cache of its own ({kept}), which Headway cannot fill"
+    place = raised_in(error)
+    parts = [] if place is None else [*dict(place.named_modules()), type(place).__name__]
+    sparse = " for sparse attention over an index" if any("index" in part.lower() for part in parts) else ""
+    part = "network" if place is None else type(place).__name__
+    return f"its {part} works on an attention mask{sparse}; Headway computes what a token sees without one"
+
+
+def raised_in(error: Exception) -> torch.nn.Module | None:
+    """The innermost module of a model that was running when an error was raised, or None."""
+    found: torch.nn.Module | None = None
+    frame = error.__traceback__
+    while frame is not None:
+        module = frame.tb_frame.f_locals.get("self")
+        found = module if isinstance(module, torch.nn.Module) else found
+        frame = frame.tb_next
+    return found
 
 
 def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuilder) -> LayerLayout:
@@ -196,7 +232,10 @@ def _layer(index: int, run: _DryRun, model: PreTrainedModel, builder: LayoutBuil
     tokens = state = entries_of = None
     if isinstance(layer, DynamicLayer) and layer.is_initialized:
         if call is None:
-            raise ModelError(f"{name}: layer {index} does not attend through transformers' attention interface")
+            raise ModelError(
+                f"{name} cannot be served: layer {index} does not attend through transformers' attention interface, so "
+                "Headway cannot hand it what is cached"
+            )
         need, size = _need(index, layer, model)
         held = (("keys", layer.keys), ("values", layer.values))
         tokens = builder.tokens(need, size, [(n, (t.shape[1], t.shape[3]), t.dtype) for n, t in held if t is not None])
@@ -224,8 +263,8 @@ def _need(index: int, layer: DynamicLayer, model: PreTrainedModel) -> tuple[str,
         return "full", 0
     config = _text_config(model)
     types = getattr(config, "layer_types", None)
-    if types is not None:
-        chunked = types[index] == "chunked_attention"
+    if types is not None:  # a cache may have more layers than the config, for layers that are gone through again
+        chunked = "chunked_attention" in types and types[index] == "chunked_attention"
     else:
         chunked = getattr(config, "sliding_window", None) is None and hasattr(config, "attention_chunk_size")
     return ("chunk" if chunked else "window"), int(layer.sliding_window)

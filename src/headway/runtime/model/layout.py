@@ -27,6 +27,7 @@ from headway.cache import (
     SlidingWindow,
 )
 from headway.errors import ConfigError, ModelError
+from headway.runtime.interface import LongRope
 
 __all__ = [
     "STATE_ALIGNMENT",
@@ -156,6 +157,8 @@ class ModelLayout:
         rank_parameters: Parameters that one rank holds; fewer than all of them where ranks share them.
         gathered: Ranks whose heads an entry of full attention has, in layers that are split by heads: where ranks split
             the tokens as well, each holds the entries of its own tokens and of all their heads.
+        long_rope: Its two sets of rotary frequencies, or None for a model with one.
+        grows: Whether its rotary frequencies change with every token behind `max_tokens` (dynamic NTK scaling).
     """
 
     model: str
@@ -171,6 +174,8 @@ class ModelLayout:
     tp: int = 1
     rank_parameters: int = 0
     gathered: int = 1
+    long_rope: LongRope | None = None
+    grows: bool = False
 
     def group(self, name: str) -> LayerSpec:
         """Return the group called `name` (KeyError if there is none)."""
