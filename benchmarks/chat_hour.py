@@ -1,8 +1,8 @@
 """An hour of chat, and what was computed twice: `python benchmarks/chat_hour.py`.
 
 Users talk to a server through the official `openai` client, at a temperature of 0.7. They give answers up, use stop
-strings, edit what they said, ask for another answer, and about half of them use a template that shows `<think>` in the
-generation prompt and strips reasoning from earlier answers. The hour is simulated: its pauses are shortened by
+strings, edit what they said (all of a message or its end), ask for another answer, and paste documents. About half of
+them use a template that shows `<think>` in the generation prompt and strips reasoning from earlier answers. The hour is simulated: its pauses are shortened by
 `--speed`, while the model computes in real time, so on a slow machine it takes longer.
 
 An independent record of every position that any step has computed, known by the digest of all bytes up to it, judges
@@ -54,7 +54,7 @@ TEMPLATE = (
     "{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- if enable_thinking %}{{- '<think>\\n' }}{%- endif %}"
     "{%- endif %}"
 )
-GIVE_UPS, STOPS, EDITS, REGENERATIONS, THINKING = 0.10, 0.20, 0.15, 0.10, 0.5
+GIVE_UPS, STOPS, EDITS, REGENERATIONS, THINKING, DOCUMENTS = 0.10, 0.20, 0.15, 0.10, 0.5, 0.05
 APPLICATIONS, TURNS = 12, 10
 SECONDS = 3600
 
@@ -189,7 +189,7 @@ class User:
         turns = len(self.said) // 2
         if turns == 0 or turns >= TURNS:
             self.said = [{"role": "system", "content": self.system}]
-            self._say(self.words.some(20, 90))
+            self._say(self._new())
             return "new"
         draw = self.rng.random()
         if draw < REGENERATIONS:
@@ -197,11 +197,17 @@ class User:
             return "regenerate"
         if draw < REGENERATIONS + EDITS:
             turn = turns if self.rng.random() < 0.7 else self.rng.randint(1, turns)
+            before = self.said[2 * turn - 1]["content"].split()
             del self.said[2 * turn - 1 :]
-            self._say(self.words.some(20, 90))
+            kept = before[: self.rng.randrange(len(before))] if self.rng.random() < 0.5 else []
+            self._say(" ".join([*kept, self._new()]))
             return "edit"
-        self._say(self.words.some(20, 90))
+        self._say(self._new())
         return "next"
+
+    def _new(self) -> str:
+        """A few sentences, or now and then a document."""
+        return self.words.some(1000, 3000) if self.rng.random() < DOCUMENTS else self.words.some(20, 90)
 
     def _say(self, text: str) -> None:
         self.said.append({"role": "user", "content": text})
@@ -226,7 +232,7 @@ class User:
 
     def _patience(self) -> tuple[float, int]:
         """How long, in seconds, and for how many chunks an impatient user reads."""
-        return self.rng.uniform(0.05, 2.0), self.rng.randint(1, 30)
+        return self.rng.uniform(0.02, 1.0), self.rng.randint(1, 30)
 
     async def _read(self, kind: str, stop: list[str] | None, patience: tuple[float, int] | None) -> str:
         stream = await self.shared.client.chat.completions.create(
