@@ -2,8 +2,9 @@
 
 Users talk to a server through the official `openai` client, at a temperature of 0.7. They give answers up, use stop
 strings, edit what they said (all of a message or its end), ask for another answer, and paste documents. About half of
-them use a template that shows `<think>` in the generation prompt and strips reasoning from earlier answers. The hour is simulated: its pauses are shortened by
-`--speed`, while the model computes in real time, so on a slow machine it takes longer.
+them use a template that shows `<think>` in the generation prompt and strips reasoning from earlier answers. The hour is
+simulated: its pauses are shortened by `--speed`, while the model computes in real time, so on a slow machine it takes
+longer.
 
 An independent record of every position that any step has computed, known by the digest of all bytes up to it, judges
 the result: of all prompt tokens, how many had been computed before and were computed again. Bytes and not tokens,
