@@ -33,7 +33,7 @@ from headway.runtime.model.layout import ModelLayout
 from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.distributed import TorchCommunicator
 from headway.runtime.parallel.tensor_parallel import layout_of_share, rules_of_reading, split_model
-from headway.runtime.sources import BUILTIN, require_served_format, require_unquantised, resolve_source
+from headway.runtime.sources import BUILTIN, head_weights, require_served_format, require_unquantised, resolve_source
 
 __all__ = [
     "BUILTIN",
@@ -54,10 +54,10 @@ _HUB_SECONDS = 10.0
 _NAMED = 5
 """Weights that are named where a checkpoint does not fit its config."""
 _LEFT = re.compile(
-    r"(^|\.)(mtp|mtp_layers|nextn)\.|rotary_emb\.inv_freq$|position_ids$"
+    r"rotary_emb\.inv_freq$|position_ids$"
     r"|(^|\.)(visual|vision_\w+|audio_\w+|multi_modal_projector|embed_vision|embed_audio)\."
 )
-"""Weights that a text model may leave: heads for drafts, buffers that are computed, and the parts for other media."""
+"""Weights that a text model may leave, besides heads for drafts: buffers that are computed, and parts for other media."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of weights and cache entries by the name that options use; `auto` is fp32 on the CPU, else bf16."""
@@ -161,7 +161,8 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
                 **more,
             ),
         )
-    left = [key for key in told["unexpected_keys"] if not _may_be_left(key, config)]
+    heads = head_weights(config.get_text_config(decoder=True))
+    left = [key for key in told["unexpected_keys"] if not (_LEFT.search(key) or heads.search(key))]
     other = [f"{key} {list(theirs)} for {list(ours)}" for key, theirs, ours in told["mismatched_keys"]]
     for what, keys in (
         ("lacks weights", told["missing_keys"]),
@@ -185,16 +186,6 @@ def _require_numbers(name: str, model: PreTrainedModel) -> None:
         raise ModelError(
             f"model {name!r} cannot be served: its weight {broken} has numbers that are NaN; get the checkpoint again"
         )
-
-
-def _may_be_left(key: str, config: Any) -> bool:
-    """Whether a weight of a checkpoint is one that the text model does not need."""
-    if _LEFT.search(key):
-        return True
-    text = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_nextn_predict_layers", None) or getattr(text, "num_mtp_layers", None) or 0
-    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)  # DeepSeek's form: heads follow the layers
-    return layer is not None and text.num_hidden_layers <= int(layer[1]) < text.num_hidden_layers + heads
 
 
 def _read_share(
