@@ -57,7 +57,7 @@ _LEFT = re.compile(
     r"rotary_emb\.inv_freq$|position_ids$"
     r"|(^|\.)(visual|vision_\w+|audio_\w+|multi_modal_projector|embed_vision|embed_audio)\."
 )
-"""Weights that a text model may leave, besides heads for drafts: buffers that are computed, and parts for other media."""
+"""Weights that a text model may leave, besides heads for drafts: computed buffers, and the parts for other media."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of weights and cache entries by the name that options use; `auto` is fp32 on the CPU, else bf16."""
@@ -111,7 +111,7 @@ def load_model(
         model = _load_weights(name, AutoModelForCausalLM, path, config, weights)
     else:
         model, whole = _load_share(name, path, config, weights, ranks)
-    tokenizer = _load_words(name, path)
+    tokenizer = _tokenizer_of(name, path)
     try:
         model = model.to(target).eval()
     except torch.OutOfMemoryError as error:
@@ -119,7 +119,7 @@ def load_model(
         raise ModelError(
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
-    _require_numbers(name, model)
+    _refuse_nan(name, model)
     folder = Path(path) if Path(path).is_dir() else None
     layout = inspect_model(model) if ranks is None or whole is None else layout_of_share(whole, model, ranks.size)
     return LoadedModel(name, model, tokenizer, layout, folder)
@@ -178,8 +178,8 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
     return model
 
 
-def _require_numbers(name: str, model: PreTrainedModel) -> None:
-    """Refuse weights that are NaN, in one pass: sums show it, and are not finite where they overflow as well."""
+def _refuse_nan(name: str, model: PreTrainedModel) -> None:
+    """Refuse weights that are NaN. Their sums show it in one pass; one that is not finite may just have overflowed."""
     suspect = ((key, weight) for key, weight in model.named_parameters() if not bool(weight.sum().isfinite()))
     broken = next((key for key, weight in suspect if bool(weight.isnan().any())), None)
     if broken is not None:
@@ -316,10 +316,10 @@ def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
     """
     name, path = resolve_source(source)
     _require_reachable(path)
-    return _load_words(name, path)
+    return _tokenizer_of(name, path)
 
 
-def _load_words(name: str, path: str) -> PreTrainedTokenizerBase:
+def _tokenizer_of(name: str, path: str) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = _load(
         name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     )

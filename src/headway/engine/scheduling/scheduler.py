@@ -359,12 +359,17 @@ class Scheduler:
 
         Returns whether it waits. Who has been running before does not.
         """
-        least = 0 if self._single_steps or request.cached_tokens is not None else self._config.wait_tokens
+        least = self._config.wait_tokens
+        if least == 0 or self._single_steps or request.cached_tokens is not None:
+            return False
         prefills = [r for r in self.running if not self._answering(r)]
         if (found := leader_of(self.cache, hit, prefills, least)) is None:
             return False
+        leader, position = found
+        assert leader.lease is not None
+        self.cache.keep_at(leader.lease.row, position)
         self._queue.pop()
-        self._waiting.hold(request, *found)
+        self._waiting.hold(request, leader, position)
         request.waited_from = hit.tokens if request.waited_from is None else request.waited_from
         return True
 
@@ -425,10 +430,8 @@ class Scheduler:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
             waited_from = lease.hit.tokens if request.waited_from is None else request.waited_from
             request.waited_tokens = max(0, lease.hit.tokens - waited_from)
-            request.explanation = lease.explanation
+            request.explanation = replace(lease.explanation, displaced=displaced) if displaced else lease.explanation
             request.timings.admitted = self._clock()
-        if displaced is not None:
-            request.explanation = replace(lease.explanation, displaced=displaced)
         self.counters.count_admission(request, first, lease.hit.tokens)
         self._queue.charge(request.user, request.known - lease.hit.tokens)
         self.running.append(request)

@@ -117,7 +117,7 @@ class _Entries:
 
 
 def _load(model: Any) -> Any:
-    """The heads, made by transformers. It knows the layer numbers of a few checkpoints: it is told those of this one."""
+    """The heads, made by transformers. It knows layer numbers of a few checkpoints alone, and is told those of this."""
     model._keys_to_ignore_on_load_unexpected = [head_weights(model.config.get_text_config(decoder=True)).pattern]
     try:
         return MtpModel.from_pretrained(model)
