@@ -1,4 +1,4 @@
-"""What a user means by a model: a directory, a hub id, or the built-in model; and what is told of its format by names.
+"""What a user means by a model (a directory, a hub id, or the built-in model), and what its files say that it is.
 
 The built-in model is a distribution of its own, `headway-builtin-model`: who embeds the cache does not need its 9 MB.
 
