@@ -381,9 +381,9 @@ class _Probe:
         return _Row(text, cut, count, tables, np.concatenate([*copies, np.empty((0, 2), dtype=np.int32)]))
 
     def _states_of(self, source: list[Int32s], row: _Row) -> list[StateMove]:
-        """Copies of the running state of `source` to that of a row."""
+        """Copies of the running state of `source`, the only row of its batch, to that of a row."""
         return [
-            StateMove(held, own)
+            StateMove(held, own, 0)
             for table, held, own in zip(self._geometry.tables, source, row.tables, strict=True)
             if table.kind is TableKind.STATE
         ]
