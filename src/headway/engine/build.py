@@ -59,7 +59,7 @@ class BuiltEngine:
     Attributes:
         name: What the model is called.
         engine: The engine, not started.
-        tokenizer: The model's tokenizer, for one thread of the caller.
+        tokenizer: The model's tokenizer, for the caller's threads.
         layout: What the model stores.
         check: What the self-check found.
         capacity: What the cache's memory holds.
@@ -159,7 +159,7 @@ class _Model:
     def on(
         self, cache: PrefixCache, executor: Executor, config: EngineConfig, measured: ReadyDrafter | None
     ) -> BuiltEngine:
-        """Put an engine together. The tokenizer is copied for each of its two threads."""
+        """Put an engine together. Its tokenizer is a copy: what the caller sets on another is no matter of it."""
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
         layout = self.layout
         vocabulary = Vocabulary(layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope)
@@ -204,6 +204,8 @@ def _cache_config(
         checkpoint_alignment=config.checkpoint_alignment,
         placement=config.placement,
         eviction=config.eviction,
+        pin_share=config.pin_share,
+        pin_seconds=config.pin_seconds,
         cost=layout.cost,
         check=config.check,
     )

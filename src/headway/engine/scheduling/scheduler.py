@@ -186,7 +186,7 @@ class Scheduler:
         if fault.damaged is not None:
             self.counters.damaged_prefixes += 1
             self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
-        error = NotFiniteError(f"request {request.request_id}: {_why_not_finite(place, fault)}")
+        error = NotFiniteError(f"request {request.request_id}: {fault.told(place)}")
         logger.error("%s", error)
         if answered:  # only its state was to catch up
             self._leave(request)
@@ -423,6 +423,7 @@ class Scheduler:
             return None
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
+        request.wishes = lease.wishes
         request.long = self._begins_long(request)
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
@@ -544,16 +545,6 @@ def scheduled_step(
         begun = np.array([request.long for request in requests], dtype=np.bool_)
         long = begun | (step.starts >= rope.original)
     return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following, long=long), requests)
-
-
-def _why_not_finite(place: int, fault: RowFault) -> str:
-    what = f"behind token {place} the model's numbers are NaN or infinite, which is no answer"
-    if fault.damaged is not None:
-        return (
-            f"{what}: what was kept of its first {fault.damaged} tokens is damaged and has been forgotten; send the "
-            f"request again, it will be computed anew"
-        )
-    return f"{what}; what it continued from is sound, so the weights are damaged or the dtype is too narrow for them"
 
 
 def _sample_row(request: RunningRequest) -> SampleRow:
