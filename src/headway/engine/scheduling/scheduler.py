@@ -235,9 +235,7 @@ class Scheduler:
             if len(took_part) == 1:
                 request.failures += 1
             if request.failures > self._config.max_retries:
-                why = (
-                    f"computing it failed {request.failures} times, the last time with {type(error).__name__}: {error}"
-                )
+                why = f"computing it failed {request.failures} times, last with {type(error).__name__}: {error}"
                 self._fail_request(request, RequestFailedError(f"request {request.request_id}: {why}"))
                 continue
             request.alone_until = max(request.alone_until, reached[id(request)])
@@ -469,13 +467,11 @@ class Scheduler:
         tokens = f"{request.known} tokens ({request.prompt_length} of them prompt)"
         pinned = self.cache.stats().pinned
         pins = f", {pinned} of them pinned" if pinned else ""
-        self._fail_request(
-            request,
-            RequestFailedError(
-                f"request {request.request_id}: {tokens} do not fit into the {self.cache.config.blocks} blocks of the "
-                f"cache{pins}; give the server more --memory or send less"
-            ),
+        error = RequestFailedError(
+            f"request {request.request_id}: {tokens} do not fit into the {self.cache.config.blocks} blocks of the "
+            f"cache{pins}; give the server more --memory or send less"
         )
+        self._fail_request(request, error)
 
     def _stop_running(self, request: RunningRequest) -> None:
         self.running.remove(request)
