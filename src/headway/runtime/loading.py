@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from headway.errors import ConfigError, ModelError
 from headway.runtime.model.inspection import inspect_model
@@ -33,7 +34,7 @@ from headway.runtime.model.layout import ModelLayout
 from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.distributed import TorchCommunicator
 from headway.runtime.parallel.tensor_parallel import layout_of_share, rules_of_reading, split_model
-from headway.runtime.sources import BUILTIN, head_weights, require_served_format, require_unquantised, resolve_source
+from headway.runtime.sources import BUILTIN, head_weights, require_served_format, require_served_weights, resolve_source
 
 __all__ = [
     "BUILTIN",
@@ -103,7 +104,7 @@ def load_model(
     name, path = resolve_source(source)
     _require_reachable(path)
     config = _load_config(name, path)
-    require_unquantised(name, config.to_dict())
+    require_served_weights(name, config.to_dict())
     if not sys.stderr.isatty():  # in a file or a pipe the bar is a heap of lines
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     whole: ModelLayout | None = None
@@ -147,6 +148,8 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
     Raises:
         ModelError: A weight is missing, has another shape, or is left over; the message names some.
     """
+    if getattr(config, "quantization_config", None):
+        more["quantization_config"] = Mxfp4Config(dequantize=True)
     with _quiet():  # the report is told as one line
         model, told = _load(
             name,
@@ -290,7 +293,7 @@ def layout_of_rank(
     """
     name, whole = layout_without_weights(source, dtype, device=device)
     path = resolve_source(source)[1]
-    require_unquantised(name, _load_config(name, path).to_dict())
+    require_served_weights(name, _load_config(name, path).to_dict())
     if tp == 1:
         return name, whole
     with _shapes_alone(name, path, resolve_dtype(dtype, read_device(device))) as model:

@@ -21,7 +21,7 @@ __all__ = [
     "foreign_drafter",
     "head_weights",
     "require_served_format",
-    "require_unquantised",
+    "require_served_weights",
     "resolve_source",
 ]
 
@@ -105,11 +105,14 @@ def require_served_format(name: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def require_unquantised(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights are quantised; arguments and errors as of `require_served_format`."""
+def require_served_weights(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse quantised weights but those in MXFP4, the published form of gpt-oss, which are dequantised as they load.
+
+    Arguments and errors are those of `require_served_format`.
+    """
     quantised = config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else "?"
+    method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else "?"
+    if quantised and method != "mxfp4":
         raise ModelError(
             f"model {name!r} is quantised ({method}), which is not served: give the checkpoint in bf16 or fp32 that it "
             f"was made from"
