@@ -236,6 +236,16 @@ def test_what_two_pins_share_counts_once() -> None:
     assert outcomes(third)[0][3] is Outcome.PIN_SHARE
 
 
+def test_two_pins_in_one_block_share_it_when_its_path_grows() -> None:
+    """Whoever goes on with the longer path writes to a copy of the block, which then takes its place for both."""
+    engine = Engine.of(ATTENTION, blocks=7, block_tokens=8, pin_share=0.17)
+    serve(engine, (1, 5), pin=4)
+    serve(engine, (1, 2), (3, 1), pin=2)
+    assert engine.cache.stats().pinned == 1
+    serve(engine, (1, 5), (5, 2))
+    assert engine.cache.stats().pinned == 1
+
+
 def test_lifting_one_of_two_pins_that_share_keeps_what_they_shared() -> None:
     engine = Engine.of(ATTENTION, blocks=60, eviction="lru", pin_seconds=10.0)
     serve(engine, SYSTEM, (2, 9), pin=48, pin_seconds=5.0)
