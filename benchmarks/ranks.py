@@ -110,6 +110,9 @@ class EchoRanks:
 
     def check(self) -> None: ...
 
+    def stopped(self) -> tuple[int, ...]:
+        return ()
+
     def kill(self) -> None:
         for process in self._processes:
             process.kill()

@@ -128,7 +128,7 @@ def test_a_misspelt_command_is_guessed(run: Run) -> None:
     [
         (ConfigError("TP 3 is not divisible by DCP 2: choose TP 4"), 2),
         (ScenarioError("scenario 'x': no field 'groups'"), 2),
-        (ModelError("no model at 'here'"), 1),
+        (ModelError("no model at 'here'"), 2),
     ],
 )
 def test_an_error_is_one_line(run: Run, dummy: types.ModuleType, error: HeadwayError, code: int) -> None:

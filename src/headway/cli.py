@@ -5,7 +5,7 @@ it, and its module is imported when the command runs or shows its own help, not 
 seconds, and `headway --version` must not wait for it, nor fail where the extra `serve` is not installed.
 
 Exit codes: 0 it worked; 1 it failed; 2 what was asked for cannot work as it was asked (an unknown option, a
-layout that contradicts itself, an extra that is not installed).
+layout that contradicts itself, a file or a model that is not there or cannot be read, an extra that is not installed).
 """
 
 import importlib
@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from headway import __version__
-from headway.errors import ConfigError, HeadwayError, ScenarioError
+from headway.errors import ConfigError, HeadwayError, ModelError, ScenarioError, TraceError
 
 __all__ = ["COMMANDS", "LazyCommand", "LazyGroup", "app", "main"]
 
@@ -78,6 +78,7 @@ _EXTRAS = {
         "huggingface_hub",
         "jinja2",
         "prometheus_client",
+        "pythonjsonlogger",
         "safetensors",
         "torch",
         "transformers",
@@ -124,7 +125,8 @@ def _root(
 
     - `headway COMMAND --help` explains a command and its options
 
-    An error is one line. Set `HEADWAY_DEBUG=1` to see where it came from.
+    An error is one line. Set `HEADWAY_DEBUG=1` to see where it came from. The exit status is 1 if the work failed, and
+    2 if it cannot be done as it was asked for: a wrong option, or a file or a model that cannot be read.
     """
 
 
@@ -168,6 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
+_ASKED_WRONGLY = (ConfigError, ScenarioError, TraceError, ModelError)
+
+
 def _debugging() -> bool:
     return os.environ.get("HEADWAY_DEBUG", "0") not in ("", "0")
 
@@ -175,7 +180,7 @@ def _debugging() -> bool:
 def _explain(error: HeadwayError | ModuleNotFoundError, given: Sequence[str]) -> tuple[str, int] | None:
     """Return the line and the exit code that tell a user about an error, or None for a fault of our own."""
     if isinstance(error, HeadwayError):
-        return f"headway: {error}", 2 if isinstance(error, ConfigError | ScenarioError) else 1
+        return f"headway: {error}", 2 if isinstance(error, _ASKED_WRONGLY) else 1
     missing = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in _EXTRAS.items() if missing in modules), None)
     if extra is None:

@@ -8,12 +8,15 @@ Where the record is the one that the code behind the command takes anyway, each 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.models import ParameterInfo
+from typer.models import OptionInfo, ParameterInfo
+
+from headway.errors import ConfigError
 
 __all__ = ["Written", "option", "with_records"]
 
@@ -42,7 +45,7 @@ def with_records(command: Callable[..., None]) -> Callable[..., None]:
     Args:
         command: Its parameters are annotated with typer's types, or with dataclasses. Of these, fields with a typer
             annotation are options and have plain defaults, fields that are dataclasses are taken apart likewise, and
-            all others keep their defaults. No name may occur twice.
+            all others keep their defaults. No name may occur twice. A `ConfigError` names flags instead of fields.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -55,14 +58,28 @@ def with_records(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
 
     def spread(**given: Any) -> None:
-        made = {name: _made(record, given) for name, record in records.items()}
-        inside = {parameter.name for record in records.values() for parameter in _parameters(record)}
-        command(**{name: value for name, value in given.items() if name not in inside}, **made)
+        try:
+            made = {name: _made(record, given) for name, record in records.items()}
+            inside = {parameter.name for record in records.values() for parameter in _parameters(record)}
+            command(**{name: value for name, value in given.items() if name not in inside}, **made)
+        except ConfigError as error:
+            raise ConfigError(_with_flags(str(error), parameters)) from error
 
     spread.__name__, spread.__doc__, spread.__module__ = command.__name__, command.__doc__, command.__module__
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     return spread
+
+
+def _with_flags(message: str, parameters: Sequence[inspect.Parameter]) -> str:
+    """A message about fields, in the words of a command line: `block_tokens=3` is `--block-tokens 3` there."""
+    for parameter in parameters:
+        info, name = _note(parameter.annotation, ParameterInfo), parameter.name
+        if isinstance(info, OptionInfo):
+            flag = next(iter(info.param_decls or ()), f"--{name.replace('_', '-')}")
+            message = re.sub(rf"(?<![\w.-]){name}=(?=\S)", f"{flag} ", message)
+            message = re.sub(rf"^{name}(?= is )" if "_" not in name else rf"(?<![\w.-]){name}\b", flag, message)
+    return message
 
 
 def _parameters(record: type) -> Iterator[inspect.Parameter]:

@@ -67,10 +67,11 @@ def test_any_sequence_or_buffer_of_integers_is_a_prompt(given: Any) -> None:
         (np.int32(3), "must have one dimension, not 0"),
         (7, "must have one dimension, not 0"),
         (["a"], "must be whole numbers"),
-        ("text", "must be whole numbers"),
-        (None, "must be whole numbers"),
+        ("text", "must be a sequence or an array of whole numbers, not a str"),
+        (None, "must be a sequence or an array of whole numbers, not a NoneType"),
+        ({1, 2}, "must be a sequence or an array of whole numbers, not a set"),
         (np.array([True]), "must be whole numbers"),
-        ((token for token in (1, 2)), "must be whole numbers"),
+        ((token for token in (1, 2)), "must be a sequence or an array of whole numbers, not a generator"),
     ],
 )
 def test_what_is_no_prompt_is_refused_with_the_reason(given: Any, message: str) -> None:

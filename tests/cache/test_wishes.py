@@ -218,6 +218,7 @@ def test_unpin_lifts_the_pins_of_a_path_and_says_how_many() -> None:
     serve(engine, SYSTEM, (2, 3), (4, 5), pin=45)
     serve(engine, SYSTEM, (5, 8), pin=47)
     assert engine.cache.unpin(engine.prompt(tokens((9, 9)))) == 0
+    assert engine.cache.unpin(engine.prompt(tokens(SYSTEM, (2, 3), (4, 5))), exactly=True) == 0
     assert engine.cache.unpin(engine.prompt(tokens(SYSTEM, (2, 3), (4, 5)))) == 2
     assert engine.cache.unpin(engine.prompt(tokens(SYSTEM, (2, 3), (4, 5)))) == 0
     assert engine.cache.unpin(engine.prompt(tokens(SYSTEM, (5, 8)))) == 1

@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,40 @@ def test_results_from_many_threads_are_right():
         assert isinstance(built.observer, Watcher)
         assert len(built.observer.finished) == 60
         assert built.observer.tokens == built.snapshot().counters.computed_tokens
+
+
+def test_an_event_loop_is_woken_once_per_step_however_many_streams_it_reads():
+    with engine() as (built, device):
+
+        async def read_all() -> tuple[int, list[RequestResult]]:
+            loop, woken = asyncio.get_running_loop(), 0
+            wake = loop.call_soon_threadsafe
+
+            def count(*arguments: Any) -> asyncio.Handle:
+                nonlocal woken
+                woken += 1
+                return wake(*arguments)
+
+            loop.call_soon_threadsafe = count  # type: ignore[method-assign]
+
+            async def read(handle: RequestHandle) -> RequestResult:
+                *_, last = [delta async for delta in handle]
+                assert last.result is not None
+                return last.result
+
+            go = threading.Event()
+            device.before_step = lambda work: go.wait(60) and None
+            reading = [
+                asyncio.create_task(read(built.submit(asked(prompt(9, seed=i), 30, ignore_eos=True)))) for i in range(8)
+            ]
+            await asyncio.sleep(0)
+            go.set()
+            results = await asyncio.gather(*reading)
+            return woken, results
+
+        woken, results = asyncio.run(read_all())
+        assert sum(len(result.tokens) for result in results) == 8 * 30
+        assert woken <= len(device.steps), "one wake-up per step at most"
 
 
 def test_a_stream_in_a_thread_and_one_in_asyncio_say_the_same():

@@ -16,7 +16,8 @@ from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer
 
 from headway.cache import CacheConfig, LayerSpec, PrefixCache
 from headway.engine import Engine, EngineConfig, TextTokenizer, Vocabulary
-from headway.server import ServerOptions, create_app
+from headway.server import ServerOptions, create_app, schemas
+from headway.server.connections import make_server
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY .!?<>/:-"
 
@@ -25,6 +26,7 @@ class CharTokenizer:
     """Token i is the character i - 1 of the alphabet, and 0 ends an answer."""
 
     has_chat_template = True
+    longest_token = 4  # of one character, but no tokenizer has to know its own well
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [max(1, ALPHABET.find(sign) + 1) for sign in text]
@@ -43,6 +45,14 @@ class CharTokenizer:
         text = "".join(f"<{m['role']}>{m['content']}</>" for m in messages)
         return text + (options or {}).get("before", "") + ("<assistant>" if answer else "")
 
+
+ANSWERS = {
+    "/v1/chat/completions": schemas.ChatCompletion,
+    "/v1/completions": schemas.Completion,
+    "/reset_prefix_cache": schemas.ResetDone,
+    "error": schemas.ErrorBody,
+}
+"""What `/openapi.json` says of answers: every test holds them to it."""
 
 assert len(ALPHABET) == VOCAB - 1
 
@@ -89,6 +99,7 @@ class Running:
         response = self.http.post(path, json=body)
         assert response.status_code == status, response.text
         answer: dict[str, Any] = response.json()
+        ANSWERS[path if status == 200 else "error"].model_validate(answer)
         return answer
 
     def complete(self, prompt: Any, status: int = 200, **body: Any) -> dict[str, Any]:
@@ -113,17 +124,18 @@ def running(
     api_key: str | None = None,
     max_body_bytes: int = 1 << 20,
     words: TextTokenizer | None = None,
+    grace: float = 5.0,
     **options: Any,
 ) -> Iterator[Running]:
     """Start a server; at the end stop it and check that nothing is held."""
     config = config or EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600)
-    cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True))
+    cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True, pin_share=config.pin_share))
     device = FakeDevice(cache.geometry, blocks)
     size, words = (VOCAB, CharTokenizer()) if words is None else (256, words)
     engine = Engine(cache, device, config, Vocabulary(size, words.decode, (EOS,))).start()
     keys = () if api_key is None else (api_key, *options.pop("more_keys", ()))  # the first is the client's own
-    with listening(engine, words, ServerOptions("fake", keys, max_body_bytes, **options)) as (url, server):
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    with listening(engine, words, ServerOptions("fake", keys, max_body_bytes, **options), grace) as (url, server):
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}".encode()}
         with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
             yield Running(url, engine, device, http, server)
     assert device.closed.is_set(), "the application closes its engine"
@@ -133,17 +145,26 @@ def running(
 
 
 @contextmanager
-def listening(engine: Engine, words: TextTokenizer, options: ServerOptions) -> Iterator[tuple[str, uvicorn.Server]]:
+def listening(
+    engine: Engine, words: TextTokenizer, options: ServerOptions, grace: float = 5.0
+) -> Iterator[tuple[str, uvicorn.Server]]:
     """Serve an engine on a loopback port: its address and its server."""
     app = create_app(engine, words, options)
+    server = make_server(app, engine, patience=options.client_timeout, grace=grace)
+    with served(server) as url:
+        yield url, server
+
+
+@contextmanager
+def served(server: uvicorn.Server) -> Iterator[str]:
+    """Run a server on a loopback port: its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
         started = threading.Event()
         thread = threading.Thread(target=_serve, args=(server, listener, started))
         thread.start()
         assert started.wait(30)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(60)

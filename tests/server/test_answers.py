@@ -103,12 +103,14 @@ def test_without_restoring_the_prompt_is_the_tokenizers_and_says_where_it_differ
 def test_what_follows_must_be_written_as_it_stands_alone():
     """The `x` that follows would be one token with the one before, had that been written so."""
     answers = given(answered("a>", "bbx", [ord("b"), ord("b"), ord("x")]))
-    [prompt] = prepare_completions(parse_body(CompletionRequest, {"prompt": "a>bbxx"}), Merging(), answers)
+    [prompt] = prepare_completions(parse_body(CompletionRequest, {"prompt": "a>bbxx"}), Merging(), answered=answers)
     assert prompt.tokens.tolist() == Merging().encode("a>bbxx")
 
 
 def test_an_answer_that_the_tokenizer_writes_alike_is_no_news():
     answers = given(answered("Hello", " yes", CharTokenizer().encode(" yes")))
-    [prompt] = prepare_completions(parse_body(CompletionRequest, {"prompt": "Hello yes ok"}), CharTokenizer(), answers)
+    [prompt] = prepare_completions(
+        parse_body(CompletionRequest, {"prompt": "Hello yes ok"}), CharTokenizer(), answered=answers
+    )
     assert prompt.tokens.tolist() == CharTokenizer().encode("Hello yes ok")
     assert prompt.answers == ()

@@ -215,6 +215,43 @@ def test_pinned_prefixes_are_reported(server: Running):
     assert 'headway_blocks{state="pinned"} 0.0' not in server.http.get("/metrics").text
 
 
+def test_a_pin_is_told_and_taken_back(server: Running):
+    pinned = server.complete("Once upon a time", max_tokens=2, headway={"pin": 9, "pin_seconds": 60})["headway"]
+    again = server.complete("Once upon a time", max_tokens=2, headway={"pin": 9})["headway"]["pin"]
+    deeper = server.complete("Once upon a time", max_tokens=2, headway={"pin": True}, n=2)["headway"]["pin"]
+    pin = pinned["pin"]
+    assert set(pinned) == {"pin"}, "no explanation was asked for"
+    assert pin == {"id": pin["id"], "outcome": "kept", "tokens": 9, "seconds": 60, "detail": ""}
+    assert again == pin | {"seconds": 3600}
+    assert deeper["tokens"] == 15
+    assert deeper["id"] != pin["id"]
+    before = server.engine.snapshot().cache.pinned
+    gone = server.http.delete(f"/v1/pins/{pin['id']}")
+    assert (gone.status_code, gone.json()) == (200, {"id": pin["id"], "object": "pin", "deleted": True})
+    assert server.engine.snapshot().cache.pinned == before - 2, "the state; the rest is under the deeper pin"
+    assert server.http.delete(f"/v1/pins/{pin['id']}").json()["error"]["code"] == "pin_not_found"
+    assert server.http.delete(f"/v1/pins/{deeper['id']}").status_code == 200
+    assert server.engine.snapshot().cache.pinned == 0
+
+
+def test_a_pin_that_is_refused_says_why():
+    config = EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600, pin_share=0.01, pin_seconds=60)
+    with running(config=config) as server:
+        options = {"prompt": "Once upon a time", "max_tokens": 2, "stream": True, "headway": {"pin": True}}
+        with server.http.stream("POST", "/v1/completions", json=options) as response:
+            pin = events(response)[-2]["headway"]["pin"]
+        assert (pin["id"], pin["outcome"], pin["tokens"]) == (None, "pin_share", 0)
+        assert "--pin-share" in pin["detail"]
+        error = server.complete("Hello", 400, headway={"pin": True, "pin_seconds": 61})["error"]
+        assert (error["param"], error["message"]) == (
+            "headway.pin_seconds",
+            "pins last 60 seconds at most here (--pin-seconds)",
+        )
+        assert server.complete("Hello", 400, headway={"pin_seconds": 6})["error"]["message"].endswith(
+            "needs headway.pin"
+        )
+
+
 def test_reset_says_what_was_freed(server: Running):
     server.complete("Once upon a time", max_tokens=2)
     kept = server.engine.snapshot().cache

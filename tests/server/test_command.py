@@ -105,7 +105,15 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     [
         (("--memory", "much"), "is not a size"),
         (("--placement", "somewhere"), "unknown placement"),
-        (("--max-running", "99", "--max-batched-tokens", "9"), "raise the first or lower the second"),
+        (("--max-running", "99", "--max-batched-tokens", "9"), "--max-batched-tokens 9 is less than --max-running 99"),
+        (("--block-tokens", "0"), "--block-tokens is 0, it must be at least 1"),
+        (("--pin-share", "2"), "--pin-share is 2.0, it must be between 0 and 1"),
+        (("--dcp", "2", "--tp", "3"), "--dcp 2 does not divide --tp 3"),
+        (("--log-format", "xml"), "--log-format 'xml' is not one of text, json"),
+        (
+            ("--record", "/no/such/folder/file"),
+            "--record /no/such/folder/file: the file cannot be written (No such file",
+        ),
         (("--log-level", "loud"), "loud"),
         (("--explain", "some"), "is not one of off, own, all"),
         (("--salt-by-key",), "there is no key: add --api-key"),

@@ -50,6 +50,8 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_blocks():
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             assert next(response.iter_lines()).startswith("data: ")
             assert server.open_requests
+        with server.engine._wakeup:
+            assert server.engine._wakeup.wait_for(lambda: server.engine._inbox or not server.open_requests, 60)
         gate.step()  # the step that was under way when the client went
         server.wait_for_open(lambda count: count == 0)
         assert len(server.device.steps) < 20, "the answer was not computed to its end"

@@ -1,6 +1,7 @@
 """Whatever is wrong with a request, the answer has the form that OpenAI clients expect, and says what to change."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -154,6 +155,20 @@ def test_what_asks_for_nothing_is_accepted(server: Running):
     assert answer["choices"][0]["message"]["content"] == server.expected("<user>Hello</><assistant>", 2)
 
 
+def test_the_schema_tells_every_path_and_every_field(server: Running):
+    document = server.http.get("/openapi.json").json()
+    told = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
+    named = {name.replace("NAME", "{name}").replace("ID", "{id}") for name in server.http.get("/").json()["paths"]}
+    assert told == named | {"GET /"}
+    schemas = document["components"]["schemas"]
+    fields = schemas["ChatRequest"]["properties"]
+    assert fields["messages"]["items"] == {"$ref": "#/components/schemas/Message"}
+    assert fields["tools"]["enum"] == [None, []], "what asks for nothing is taken"
+    assert not schemas["ChatRequest"]["additionalProperties"]
+    used = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert used <= set(schemas)
+
+
 @pytest.mark.parametrize(
     ("content", "status", "text"),
     [
@@ -166,6 +181,7 @@ def test_what_asks_for_nothing_is_accepted(server: Running):
         (b'{"prompt": "a", "\\udc00": 1}', 400, "surrogate"),
         (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", 400, "not JSON"),
         (b'"' + b"x" * (2 << 20) + b'"', 413, "larger than"),
+        (b"[" * 300_000, 413, "opening brackets"),
     ],
 )
 def test_bodies_that_are_no_requests(server: Running, content: bytes, status: int, text: str):

@@ -1,20 +1,25 @@
 """What a server records replays to the same hits, says no more than asked for, and never harms a request."""
 
+import io
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from tests.server.fakes import listening
 
-from headway.engine import EngineConfig
+from headway.cache import Explanation
+from headway.engine import EngineConfig, GenerationRequest, RequestResult
 from headway.engine.build import build_engine
+from headway.engine.request import RunningRequest
 from headway.errors import ConfigError
 from headway.replay import ReplayConfig, read_trace, replay_trace
 from headway.server import ServerOptions
-from headway.server.recorder import Recorder
+from headway.server.recorder import Recorder, check_recording
 
 SYSTEM = {"role": "system", "content": "You are a patient librarian, and you answer in as few words as you can find."}
 
@@ -104,24 +109,46 @@ def test_refusals(tmp_path: Path) -> None:
         Recorder(taken, "hashes", "m")
     with pytest.raises(ConfigError, match="--record-form 'text': use hashes or tokens"):
         Recorder(tmp_path / "new.jsonl", "text", "m")
-    with pytest.raises(ConfigError, match="cannot record"):
+    with pytest.raises(ConfigError, match=r"--record .*new.jsonl: the file cannot be written \(No such file"):
         Recorder(tmp_path / "absent" / "new.jsonl", "hashes", "m")
+    check_recording(tmp_path / "fine.jsonl", "hashes")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.jsonl"], "looking leaves nothing behind"
     assert taken.read_text() == "mine"
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(self: Recorder, result: Any) -> None:
-        raise OSError(28, "No space left on device")
+def ended_result() -> RequestResult:
+    request = RunningRequest.start(GenerationRequest(np.arange(30, dtype=np.int32), 4), "1", 1, 0.0)
+    request.explanation = Explanation(30, 0, 0, ())
+    return request.result()
 
-    monkeypatch.setattr(Recorder, "_write", full)
-    recorder = Recorder(tmp_path / "full.jsonl", "tokens", "m")
-    ended: Any = object()
-    for _ in range(3):
+
+class FullDisk(io.FileIO):
+    """A file on a disk that is full after so many bytes, which takes a part of a line before it says so."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        super().__init__(path, "a")
+        self.room = room
+
+    def write(self, data: Any) -> int:
+        size = os.fstat(self.fileno()).st_size
+        if size >= self.room:
+            raise OSError(28, "No space left on device")
+        return super().write(memoryview(data)[: self.room - size])
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "full.jsonl"
+    recorder = Recorder(path, "tokens", "m")
+    recorder._file.close()
+    recorder._writer._file = recorder._file = io.TextIOWrapper(io.BufferedWriter(FullDisk(path, 300)))
+    ended = ended_result()
+    for _ in range(6):
         recorder.request_finished(ended)
     recorder.close()
     recorder.request_finished(ended)
-    assert recorder._ended.qsize() <= 3, "nobody takes from the queue any more, so nothing is put"
+    assert recorder._ended.qsize() <= 7, "nobody takes from the queue any more, so nothing is put"
     recorder.close()
-    assert any("No space left" in record.getMessage() for record in caplog.records)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "No space left on device; 2 requests are in it" in told[0]
+    assert len(read_trace(path)) == recorder.written == 2, "the line that was cut is not left behind"

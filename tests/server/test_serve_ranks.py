@@ -78,10 +78,10 @@ def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without(s
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--tp", "2", "--dcp", "4"), "dcp=4 does not divide tp=2"),
-        (("--tp", "3"), "tp=3 does not divide the 4 heads of KimiLinearDeltaAttention.q_proj.weight"),
+        (("--tp", "2", "--dcp", "4"), "--dcp 4 does not divide --tp 2"),
+        (("--tp", "3"), "--tp 3 does not divide the 4 heads of KimiLinearDeltaAttention.q_proj.weight"),
         (("--pcp", "2"), "prefill context parallelism"),
-        (("--dcp", "2", "--interleave", "3"), "interleave=3"),
+        (("--dcp", "2", "--interleave", "3"), "--interleave 3"),
         (("--dcp", "2", "--executor", "local"), "use auto, processes or ray"),
         (("--dcp", "2", "--dcp-comm", "mail"), "ag_rs or a2a"),
         (("--on-rank-failure", "hope"), "restart or exit"),

@@ -137,6 +137,15 @@ def said(made: RunRecord) -> str:
     return console.export_text()
 
 
+def test_a_narrow_terminal_keeps_each_bar_in_one_line() -> None:
+    made = run(300, LOST)
+    console = Console(file=io.StringIO(), width=80, record=True)
+    show(made, console)
+    bars = [text for text in console.export_text().splitlines() if "█" in text and "%" in text]
+    assert len(bars) == sum(line.tokens > 0 for line in facts_of(made).waterfall), "none goes on in a second line"
+    assert sum(text.count("█") for text in bars) >= 18
+
+
 def test_terminal_page_and_advice_say_the_same() -> None:
     made = run(300, LOST, refused=2)
     facts = facts_of(made)

@@ -250,8 +250,12 @@ def test_the_command_joins_results(tmp_path: Path, capsys: pytest.CaptureFixture
     one.write_text('{"result": 3}')
     with pytest.raises(SystemExit) as ended:
         main(["report", str(one), "--html", str(out)])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "one.json, line 1: field" in capsys.readouterr().err
+    one.write_text('{"timestamp": 3, "hash_ids": [1]}')
+    with pytest.raises(SystemExit):
+        main(["report", str(one), "--html", str(out)])
+    assert f"replay it first: headway replay {one}" in capsys.readouterr().err
 
 
 def test_how_it_was_made_is_told_alike() -> None:

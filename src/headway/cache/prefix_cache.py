@@ -468,9 +468,14 @@ class PrefixCache(Guarded):
     # ---- wishes about what is kept
 
     @guarded
-    def unpin(self, prompt: Prompt) -> int:
-        """End every pin on the known path of `prompt`, at its last token or before. Returns how many."""
-        return self._index.unpin(self._lookup(prompt).at)
+    def unpin(self, prompt: Prompt, *, exactly: bool = False) -> int:
+        """End every pin on the known path of `prompt`, at its last token or before. Returns how many.
+
+        Args:
+            prompt: The prompt.
+            exactly: Only the pin at its last token.
+        """
+        return self._index.unpin(self._lookup(prompt).at, len(prompt.tokens) if exactly else 0)
 
     @guarded
     def forget(self, prompt: Prompt) -> ResetReport:

@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
 _WHERE_ONE_PIECE_ENDS = ("prompt_end", "answer_end", "breakpoint", "boundary")
-"""Kinds of places at which a prompt in one piece may end, so that single steps follow; the engine says which do."""
+"""Kinds of checkpoints of a model that continues token by token only. Others lie where a prompt in one piece would have
+to stop early, and all tokens behind them be computed one by one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class BuiltEngine:
     Attributes:
         name: What the model is called.
         engine: The engine, not started.
-        tokenizer: The model's tokenizer, for one thread of the caller.
+        tokenizer: The model's tokenizer, for the caller's threads.
         layout: What the model stores.
         check: What the self-check found.
         capacity: What the cache's memory holds.
@@ -158,7 +159,7 @@ class _Model:
     def on(
         self, cache: PrefixCache, executor: Executor, config: EngineConfig, measured: ReadyDrafter | None
     ) -> BuiltEngine:
-        """Put an engine together. The tokenizer is copied for each of its two threads."""
+        """Put an engine together. Its tokenizer is a copy: what the caller sets on another is no matter of it."""
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
         layout = self.layout
         vocabulary = Vocabulary(layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope)
@@ -170,7 +171,7 @@ class _Model:
 
 def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) -> EngineConfig:
     """The options that a model's self-check leaves, with a warning where that is not what was asked for."""
-    if layout.grows and layout.max_tokens is not None:
+    if layout.dynamic_rope and layout.max_tokens is not None:
         logger.warning(
             "%s changes its rotary frequencies with every token behind %d (dynamic NTK scaling), so that answers would "
             "depend on earlier requests: requests are limited to %d tokens",
@@ -203,6 +204,8 @@ def _cache_config(
         checkpoint_alignment=config.checkpoint_alignment,
         placement=config.placement,
         eviction=config.eviction,
+        pin_share=config.pin_share,
+        pin_seconds=config.pin_seconds,
         cost=layout.cost,
         check=config.check,
     )

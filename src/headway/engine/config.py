@@ -155,6 +155,8 @@ class EngineConfig:
         "value"
     )
     checkpoint_alignment: Annotated[int, option(_CACHE, "Checkpoints lie at multiples of this many tokens.")] = 1
+    pin_share: Annotated[float, option(_CACHE, "Largest share of the cache that pins may protect, from 0 to 1.")] = 0.5
+    pin_seconds: Annotated[float, option(_CACHE, "Longest time of a pin, and that of one that names no time.")] = 3600.0
     prefix_reuse: Annotated[bool, option(_CACHE, "Reuse what is cached, or compute every prompt anew.")] = True
     draft: Annotated[
         str,
@@ -210,6 +212,10 @@ class EngineConfig:
                 f"max_batched_tokens={self.max_batched_tokens} is less than max_running={self.max_running}: every "
                 "running request needs one token of each step, so raise the first or lower the second"
             )
+        if not 0 <= self.pin_share <= 1:
+            raise ConfigError(f"pin_share is {self.pin_share}, it must be between 0 and 1")
+        if not 1e-3 <= self.pin_seconds <= 1e12:
+            raise ConfigError(f"pin_seconds is {self.pin_seconds}, it must be a positive number of seconds")
         parallel = self.parallel
         require_ranks(parallel.tp, parallel.dcp, parallel.pcp, parallel.interleave, self.block_tokens)
         self._check_drafts()

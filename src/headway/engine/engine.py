@@ -21,11 +21,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from headway.cache import PrefixCache, ResetReport
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.cache import PrefixCache, Prompt, ResetReport
 from headway.engine.config import EngineConfig
 from headway.engine.errors import EngineStoppedError, QueueFullError, RanksLostError, RequestFailedError
 from headway.engine.executor import Executor
-from headway.engine.handle import RequestHandle
+from headway.engine.handle import RequestHandle, wake_readers
 from headway.engine.request import GenerationRequest, RunningRequest, Update
 from headway.engine.scheduling.admission import length_limit, require_servable
 from headway.engine.scheduling.drafts import DraftPlanner
@@ -186,6 +189,19 @@ class Engine:
         """
         return self._call(self._scheduler.cache.reset, timeout)
 
+    def unpin(self, tokens: NDArray[np.int32], salt: str, timeout: float | None = 60.0) -> bool:
+        """End the pin at the end of a prefix. Returns whether there was one.
+
+        Raises:
+            EngineStoppedError: The engine has stopped.
+            TimeoutError: A step took longer than `timeout` seconds.
+        """
+        cache = self._scheduler.cache
+        return (
+            self._call(lambda: cache.unpin(Prompt(tokens, namespace=cache.namespace(salt=salt)), exactly=True), timeout)
+            > 0
+        )
+
     def snapshot(self, timeout: float = 0.5) -> EngineSnapshot:
         """The engine as it is now; during a step longer than `timeout` seconds, as it was before that step."""
         try:
@@ -195,10 +211,10 @@ class Engine:
 
     def drain(self, timeout: float) -> bool:
         """Accept nothing more and wait until all requests have ended. Returns whether they did in time."""
-        self._accepting = False
-        deadline = time.monotonic() + timeout
         with self._wakeup:
-            return self._wakeup.wait_for(lambda: not self._handles, max(0.0, deadline - time.monotonic()))
+            self._accepting = False
+            self._wakeup.notify_all()
+            return self._wakeup.wait_for(lambda: not self._handles, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Stop after the present step, fail what is left, release the device. May be called twice.
@@ -326,16 +342,22 @@ class Engine:
         self._interruption = None
 
     def _publish(self, news: Sequence[Update]) -> None:
-        for update in news:
-            request, error = update.request, update.error
-            handle = self._handles[request.request_id][1]
-            ended = error is not None or (update.delta is not None and update.delta.result is not None)
-            if ended:
-                self._forget(request)
-            if error is not None:
-                handle.fail(error)
-            elif update.delta is not None:
-                handle.put(update.delta)
+        told: list[RequestHandle] = []
+        try:
+            for update in news:
+                told.append(self._handles[update.request.request_id][1])
+                self._tell(told[-1], update)
+        finally:  # also if an observer raised, which ends the engine: whoever was told is woken
+            wake_readers(told)
+
+    def _tell(self, handle: RequestHandle, update: Update) -> None:
+        error, delta = update.error, update.delta
+        if error is not None or (delta is not None and delta.result is not None):
+            self._forget(update.request)
+        if error is not None:
+            handle.fail(error)
+        elif delta is not None:
+            handle.put(delta)
 
     def _forget(self, request: RunningRequest) -> None:
         if self.observer is not None:
@@ -381,6 +403,7 @@ class Engine:
             self._wakeup.notify_all()
         for _, handle in left:
             handle.fail(error)
+        wake_readers(handle for _, handle in left)
         self._executor.close()
 
     def _post(self, command: Callable[[], None]) -> bool:

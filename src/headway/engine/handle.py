@@ -2,6 +2,9 @@
 
 The engine's thread puts deltas in; whoever holds the handle takes them out. Either side may be slow: deltas that were
 not taken yet are kept in order, so a slow reader costs memory in the size of its answer and never holds up the engine.
+
+Waking an event loop from another thread costs a system call there and here. So a step puts its deltas into all handles
+first and wakes each loop once (`wake_readers`), however many streams it feeds.
 """
 
 from __future__ import annotations
@@ -9,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 from headway.engine.request import Delta, RequestResult
 
-__all__ = ["RequestHandle"]
+__all__ = ["RequestHandle", "wake_readers"]
 
 
 class RequestHandle:
@@ -32,7 +35,7 @@ class RequestHandle:
         self._abort = abort
         self._deltas: deque[Delta] = deque()
         self._changed = threading.Condition()
-        self._listener: Callable[[], None] | None = None
+        self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._result: RequestResult | None = None
         self._error: BaseException | None = None
 
@@ -71,14 +74,9 @@ class RequestHandle:
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """Yield every delta, waiting for it in the running event loop."""
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody reads any more
-                loop.call_soon_threadsafe(ready.set)
-
+        ready = asyncio.Event()
         with self._changed:
-            self._listener = wake
+            self._reader = asyncio.get_running_loop(), ready
         while True:
             ready.clear()
             with self._changed:
@@ -93,30 +91,46 @@ class RequestHandle:
                 await ready.wait()
 
     def put(self, delta: Delta) -> None:
-        """Append a delta. For the engine's thread; the delta that carries a result ends the request."""
+        """Append a delta, which `wake_readers` announces. The one that carries a result ends the request.
+
+        For the engine's thread.
+        """
         with self._changed:
             self._deltas.append(delta)
             if delta.result is not None:
                 self._result = delta.result
-        self._notify()
+            self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """End the request with an error, after what was put before. For the engine's thread."""
-        with self._changed:
-            if self.done:
-                return
-            self._error = error
-        self._notify()
+        """End the request with an error, after what was put before; `wake_readers` announces it.
 
-    def _notify(self) -> None:
+        For the engine's thread.
+        """
         with self._changed:
+            if self._result is None and self._error is None:
+                self._error = error
             self._changed.notify_all()
-            listener = self._listener
-        if listener is not None:
-            listener()
 
     def _outcome(self) -> RequestResult:
         if self._error is not None:
             raise self._error
         assert self._result is not None
         return self._result
+
+
+def wake_readers(handles: Iterable[RequestHandle]) -> None:
+    """Tell those who read `handles` in event loops that something was put there: one call per loop."""
+    ready: defaultdict[asyncio.AbstractEventLoop, list[asyncio.Event]] = defaultdict(list)
+    for handle in handles:
+        with handle._changed:
+            reader = handle._reader
+        if reader is not None:
+            ready[reader[0]].append(reader[1])
+    for loop, events in ready.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody reads any more
+            loop.call_soon_threadsafe(_set_all, events)
+
+
+def _set_all(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()

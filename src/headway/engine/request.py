@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Explanation, Hit, Lease, Prompt
+from headway.cache import Explanation, Hit, Lease, Prompt, Wish
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
 from headway.runtime.interface import RowAnswer, SamplingParams, TokenLogprob
@@ -37,6 +37,7 @@ class GenerationRequest:
         pin: Protect this many first tokens from eviction.
         no_store: Read the cache, keep nothing in it.
         text: The prompt as text, for observers; empty where it came as tokens.
+        pin_seconds: For how long; None for the longest time of the server.
     """
 
     tokens: Int32s
@@ -53,6 +54,7 @@ class GenerationRequest:
     pin: int = 0
     no_store: bool = False
     text: str = ""
+    pin_seconds: float | None = None
 
 
 @dataclass
@@ -100,6 +102,7 @@ class RequestResult:
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
         settled: How many first tokens are all text that could be shown, and how many characters that is.
+        pin: The pin that was asked for and what became of it; None if none was, or nothing is kept at all.
     """
 
     finish_reason: str
@@ -117,6 +120,7 @@ class RequestResult:
     accepted: int = 0
     waited_tokens: int = 0
     settled: tuple[int, int] = (0, 0)
+    pin: Wish | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,7 @@ class RunningRequest:
         drafted: Tokens that were drafted for it.
         accepted: Of these, tokens that are part of the answer.
         hit: What the cache knows of its prompt, from when it was last looked up until its lease begins.
+        wishes: What became of its pin and breakpoints, in its present or last lease.
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
     """
 
@@ -200,6 +205,7 @@ class RunningRequest:
     accepted: int = 0
     hit: Hit | None = None
     refused_epoch: int | None = None
+    wishes: tuple[Wish, ...] = ()
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
@@ -274,6 +280,7 @@ class RunningRequest:
                 breakpoints=asked.breakpoints,
                 pin=asked.pin,
                 no_store=asked.no_store,
+                pin_seconds=asked.pin_seconds,
             )
         return made
 
@@ -323,6 +330,7 @@ class RunningRequest:
             accepted=self.accepted,
             waited_tokens=self.waited_tokens,
             settled=self.text.settled,
+            pin=next((wish for wish in self.wishes if wish.kind == "pin"), None),
         )
 
 

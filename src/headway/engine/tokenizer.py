@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +13,15 @@ __all__ = ["HubTokenizer", "TextTokenizer"]
 
 
 class TextTokenizer(Protocol):
-    """Text to tokens and back. Every method may be called from one thread at a time only."""
+    """Text to tokens and back. Every method may be called by several threads at once.
+
+    Attributes:
+        longest_token: Most characters of a text that one token stands for; None if that is not known.
+    """
+
+    @property
+    def longest_token(self) -> int | None:
+        """See above."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -36,10 +47,12 @@ class TextTokenizer(Protocol):
 
 
 class HubTokenizer:
-    """A tokenizer of transformers."""
+    """A tokenizer of transformers. Those in Rust encode in several threads at once, others in one after another."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._turn = contextlib.nullcontext() if getattr(tokenizer, "is_fast", False) else threading.Lock()
+        self.longest_token = _longest_token(tokenizer)
         self._special = frozenset(tokenizer.all_special_ids)
         self._byte_level = "ByteLevel" in str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", ""))
 
@@ -50,7 +63,15 @@ class HubTokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        with self._turn:
+            said = self._tokenizer(
+                text,
+                add_special_tokens=special,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+        ids: list[int] = said["input_ids"]
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -79,6 +100,44 @@ class HubTokenizer:
                 [dict(m) for m in messages], tokenize=False, add_generation_prompt=answer, **(options or {})
             )
         )
+
+
+_KEEPS_TEXT = {
+    "normalizers": {"NFC", "Prepend", "Replace"},
+    "pretokenizers": {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"},
+}
+"""Parts of a tokenizer that leave no character out."""
+_MOST_COMPOSED = 4
+"""Characters that NFC makes into one."""
+
+
+def _longest_token(tokenizer: Any) -> int | None:
+    """Most characters that one token stands for, where no part of the tokenizer leaves out any, or takes many for one.
+
+    Unknown characters fuse into one token unless all are spelled in bytes, and some added tokens take spaces with them.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or type(backend.model).__name__ != "BPE":
+        return None
+    normalizers = _parts("normalizers", backend.normalizer)
+    splitters = _parts("pretokenizers", backend.pre_tokenizer)
+    bytewise = getattr(backend.model, "byte_fallback", False) or any(part["type"] == "ByteLevel" for part in splitters)
+    added = backend.get_added_tokens_decoder().values()
+    keeps = all(part["type"] in _KEEPS_TEXT["normalizers"] and part.get("content", "_") for part in normalizers)
+    keeps &= all(part["type"] in _KEEPS_TEXT["pretokenizers"] for part in splitters)
+    keeps &= not any(part.get("behavior") == "Removed" for part in splitters)
+    if not (keeps and bytewise) or any(token.lstrip or token.rstrip for token in added):
+        return None
+    longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+    return longest * (_MOST_COMPOSED if any(part["type"] == "NFC" for part in normalizers) else 1)
+
+
+def _parts(kind: str, whole: Any) -> list[dict[str, Any]]:
+    """The parts of a normalizer or pretokenizer, as the JSON that it is kept as."""
+    if whole is None:
+        return []
+    said = json.loads(whole.__getstate__())
+    return list(said[kind]) if said["type"] == "Sequence" else [said]
 
 
 def _signs_of_bytes() -> dict[str, int]:

@@ -170,6 +170,17 @@ class RowFault:
 
     damaged: int | None = None
 
+    def told(self, place: int) -> str:
+        """The fault in words, for a row that had computed its first `place` tokens before."""
+        what = f"behind token {place} the model's numbers are NaN or infinite, which is no answer"
+        if self.damaged is None:
+            why = "so the weights are damaged or the dtype is too narrow for them"
+            return f"{what}; what it continued from is sound, {why}"
+        return (
+            f"{what}: what was kept of its first {self.damaged} tokens is damaged and has been forgotten; send the "
+            "request again, it will be computed anew"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RowAnswer:

@@ -14,12 +14,15 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.engine import Engine, EngineBusyError, TextTokenizer
 from headway.errors import RequestError
+from headway.server.connections import RequestIds
 from headway.server.errors import install_error_handlers
 from headway.server.metrics import Metrics
+from headway.server.openapi import openapi_document
 from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
 from headway.server.recorder import Observers
 from headway.server.service import GenerationService, ServerOptions
@@ -35,22 +38,26 @@ PATHS = {
     "GET /v1/models/NAME": "the same, by its name",
     "GET /health": "200 while requests are taken and computed, else 503",
     "GET /metrics": "counters for Prometheus",
+    "DELETE /v1/pins/ID": "take back a pin, by the id that the answer told",
+    "GET /openapi.json": "this API as a schema: every field that is taken and answered",
     "POST /reset_prefix_cache": "forget every prefix",
 }
 """What `GET /` answers: every path, and what it is for."""
 
+_MAX_BRACKETS = 250_000
+"""Brackets in a body. Reading a hundred thousand lists takes as long as reading many megabytes of text."""
 _LAST_STEP_SECONDS = 60.0
 """How long a shutdown waits for a step to end. A device that hangs must not keep the process."""
 
 
-def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> FastAPI:
+def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions) -> ASGIApp:
     """Build the application around an engine that was started. When it shuts down, it closes the engine.
 
     Servers of ASGI applications let running requests end before they shut an application down, so nobody is cut off.
 
     Args:
         engine: The engine; its observer is set to the application's metrics.
-        tokenizer: The model's tokenizer; used by one thread of the server and by no other.
+        tokenizer: The model's tokenizer; several threads of the server use it.
         options: The server's options.
     """
     service = GenerationService(engine, tokenizer, options)
@@ -69,18 +76,23 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
 
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)
-    app.include_router(_open_routes(engine, metrics))
+    app.include_router(_open_routes(engine, metrics, keyed=bool(options.api_keys)))
     app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_keys))])
-    return app
+    return RequestIds(app)  # around everything: a response to a fault of ours has an id as well
 
 
-def _open_routes(engine: Engine, metrics: Metrics) -> APIRouter:
+def _open_routes(engine: Engine, metrics: Metrics, *, keyed: bool) -> APIRouter:
     """What anyone may ask, key or not."""
+    document = openapi_document(keyed=keyed)
     router = APIRouter()
 
     @router.get("/")
     async def root() -> dict[str, Any]:
         return {"server": f"headway {__version__}", "paths": PATHS}
+
+    @router.get("/openapi.json")
+    async def describe() -> dict[str, Any]:
+        return document
 
     @router.get("/health")
     async def health() -> JSONResponse:
@@ -110,11 +122,12 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await service.chat(parse_body(ChatRequest, await _read_json(request, options.max_body_bytes)), request)
+        body = parse_body(ChatRequest, await _read_json(request, options), service.engine.max_model_len)
+        return await service.chat(body, request)
 
     @router.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        body = parse_body(CompletionRequest, await _read_json(request, options.max_body_bytes))
+        body = parse_body(CompletionRequest, await _read_json(request, options), service.engine.max_model_len)
         return await service.complete(body, request)
 
     @router.get("/v1/models")
@@ -126,6 +139,16 @@ def _api_routes(service: GenerationService) -> APIRouter:
         if name != options.model_name:
             raise RequestError(f"the model {name!r} is not served here", "model", "model_not_found")
         return model
+
+    @router.delete("/v1/pins/{name}")
+    def unpin(name: str) -> dict[str, Any]:
+        try:
+            found = service.pins.lift(name)
+        except TimeoutError:
+            raise EngineBusyError("a step takes long; the pin will be lifted when it has ended") from None
+        if not found:
+            raise RequestError(f"there is no pin {name!r}: it is over, or was taken back", None, "pin_not_found")
+        return {"id": name, "object": "pin", "deleted": True}
 
     @router.post("/reset_prefix_cache")
     def reset() -> dict[str, Any]:
@@ -147,9 +170,10 @@ def _key_check(api_keys: Sequence[str]) -> Any:
     """What lets in whoever sends one of `api_keys`, and says in the request's state which."""
 
     async def check(request: Request) -> None:
-        given = request.headers.get("authorization", "").encode()
-        fits = [hmac.compare_digest(given, f"Bearer {key}".encode()) for key in api_keys]  # all, so that time is equal
-        if any(fits):
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        given = sent.strip().encode("latin-1")
+        fits = [hmac.compare_digest(given, key.encode()) for key in api_keys]  # all, so that time is equal
+        if any(fits) and scheme.lower() == "bearer":
             request.state.api_key = api_keys[fits.index(True)]
         elif api_keys:
             raise RequestError(
@@ -159,22 +183,27 @@ def _key_check(api_keys: Sequence[str]) -> Any:
     return check
 
 
-async def _read_json(request: Request, limit: int) -> Any:
+async def _read_json(request: Request, options: ServerOptions) -> Any:
     """The decoded body.
 
     Raises:
-        RequestError: It is larger than `limit` bytes (413), or no JSON.
+        RequestError: It is larger than the server takes (413), does not come in time (408), or is no JSON.
     """
+    limit, seconds = options.max_body_bytes, options.client_timeout
     too_large = RequestError(f"the body is larger than {limit} bytes", None, "body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise too_large
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError:
+        message = f"the body did not arrive within {seconds:g} seconds (--client-timeout of the server)"
+        raise RequestError(message, None, "request_timeout") from None
     except ClientDisconnect:
         raise RequestError("the client went away while it sent the body") from None
     return _decoded(body)
@@ -184,8 +213,14 @@ def _decoded(body: bytearray) -> Any:
     """What JSON in UTF-8 says.
 
     Raises:
-        RequestError: It is no JSON, or has text that cannot be written as UTF-8.
+        RequestError: It is no JSON, would take long to read, or has text that cannot be written as UTF-8.
     """
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets > _MAX_BRACKETS:
+        message = (
+            f"the body has {brackets} opening brackets, {_MAX_BRACKETS} may be: each may begin a list or an object"
+        )
+        raise RequestError(message, None, "body_too_large")
     try:
         text = body.decode("utf-8-sig")
         value = json.loads(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -12,25 +14,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import uvicorn
 from rich.console import Console
-from rich.logging import RichHandler
 
 from headway.engine import EngineConfig
 from headway.errors import ConfigError, HeadwayError
 from headway.option_records import option, with_records
 from headway.runtime.sources import resolve_source
+from headway.server.logs import LOG_FORMATS, LOG_LEVELS, set_up_logging
 from headway.server.recorder import Recorder, check_recording
 from headway.sizes import counted, parse_bytes
 
 if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
     from headway.engine.build import BuiltEngine
+    from headway.server.connections import DrainingServer
     from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
 
-_LOG_LEVELS = ("debug", "info", "warning", "error")
-"""What `--log-level` may be."""
+logger = logging.getLogger(__name__)
 
 _EXPLAIN = ("off", "own", "all")
 """What `--explain` may be."""
@@ -68,8 +69,26 @@ class _ServerFlags:
     restore_answers: Annotated[
         bool, option(_SERVER, "Where a prompt sends an answer back as text, use the token ids that it was given in.")
     ] = True
-    grace: Annotated[int, option(_SERVER, "Seconds that running requests get at shutdown.", min=0)] = 30
-    log_level: Annotated[str, option(_SERVER, f"{', '.join(_LOG_LEVELS[:-1])} or {_LOG_LEVELS[-1]}.")] = "info"
+    grace: Annotated[
+        int,
+        option(
+            _SERVER,
+            "Seconds that running requests get at shutdown. Until then the port stays open and /health answers 503.",
+            min=0,
+        ),
+    ] = 30
+    client_timeout: Annotated[
+        float,
+        option(
+            _SERVER,
+            "Seconds that a client may take to send its whole request, or to take the next piece of its answer.",
+            min=0.1,
+        ),
+    ] = 60.0
+    log_level: Annotated[str, option(_SERVER, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}.")] = "info"
+    log_format: Annotated[
+        str, option(_SERVER, f"{' or '.join(LOG_FORMATS)}: one object per line, with the id of its request.")
+    ] = "text"
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before the model is loaded.
@@ -139,9 +158,10 @@ def serve(
     check_recording(recording.record, recording.form)  # before the model is loaded
     if server.salt_by_key and recording.record is not None and recording.form == "tokens":
         raise ConfigError("--record-form tokens leaves out salted prompts, all with --salt-by-key: record hashes")
-    console = Console(stderr=True)
-    _set_up_logging(server.log_level, console)
+    console = Console(stderr=True, quiet=server.log_format == "json")
+    set_up_logging(server.log_level, server.log_format, console)
     listener = _bind(server.host, server.port)  # before the model is loaded: that may take minutes
+    _raise_descriptor_limit()
     signal.signal(signal.SIGTERM, _leave)  # until the server takes it: ranks that are loading are ended
     with listener:
         built = _build(model, config, console, hints=server.log_level == "debug")
@@ -149,7 +169,7 @@ def serve(
         recorder = None if recording.record is None else Recorder(recording.record, recording.form, name)
         options = _server_options(name, server, body_limit, recorder)
         _announce(console, built, options, listener)
-        _run(built, options, listener, server.log_level, server.grace)
+        _run(built, options, listener, server)
 
 
 def _build(model: str | None, config: EngineConfig, console: Console, *, hints: bool) -> BuiltEngine:
@@ -160,26 +180,37 @@ def _build(model: str | None, config: EngineConfig, console: Console, *, hints: 
 
     if config.device == "cpu" and not hints:  # at faster kernels, which are for GPUs; importing transformers resets it
         logging.getLogger("transformers").setLevel(logging.ERROR)
-    return build_engine(model, config, lambda text: console.print(f"{text} ...", highlight=False, markup=False))
+
+    def progress(text: str) -> None:
+        console.print(f"{text} ...", highlight=False, markup=False)
+        if console.quiet:
+            logger.info("%s", text)
+
+    return build_engine(model, config, progress)
 
 
 def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: Recorder | None) -> ServerOptions:
     from headway.server.service import ServerOptions
 
     keys = tuple(flags.api_key or ())
-    return ServerOptions(name, keys, body_limit, recorder, flags.explain, flags.salt_by_key, flags.restore_answers)
+    return ServerOptions(
+        name,
+        keys,
+        body_limit,
+        recorder,
+        flags.explain,
+        flags.salt_by_key,
+        flags.restore_answers,
+        client_timeout=flags.client_timeout,
+    )
 
 
-def _set_up_logging(level: str, console: Console) -> None:
-    if level not in _LOG_LEVELS:
-        raise ConfigError(f"--log-level {level!r} is not one of {', '.join(_LOG_LEVELS)}")
-    if console.is_terminal:
-        handler: logging.Handler = RichHandler(console=console, show_path=False)
-        logging.basicConfig(level=level.upper(), handlers=[handler], format="%(message)s", datefmt="%X", force=True)
-    else:
-        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True)
-    for chatty in ("httpx", "httpcore", "filelock"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+def _raise_descriptor_limit() -> None:
+    """Let this process have as many connections as the system allows: often 1,024 descriptors is only the default."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if most == resource.RLIM_INFINITY else min(most, 65536)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -226,6 +257,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     console.print(f"  evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
+    if console.quiet:
+        logger.info("serving %s at http://%s:%d", options.model_name, shown, port)
     key = "" if not options.api_keys else " -H 'Authorization: Bearer KEY'"
     console.print("\nCall it, and call it again to see cached_tokens:\n")
     console.print(
@@ -237,25 +270,18 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     )
 
 
-def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, log_level: str, grace: int) -> None:
+def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, flags: _ServerFlags) -> None:
     """Serve until a signal says otherwise.
 
     Raises:
         HeadwayError: The server could not start.
     """
     from headway.server.app import create_app
+    from headway.server.connections import make_server, notice_lost_peers
 
+    notice_lost_peers(listener, flags.client_timeout)
     app = create_app(built.engine.start(), built.tokenizer, options)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level=log_level,
-            lifespan="on",
-            timeout_graceful_shutdown=grace,
-            server_header=False,
-        )
-    )
+    server = make_server(app, built.engine, patience=flags.client_timeout, grace=flags.grace, log_level=flags.log_level)
     # uvicorn raises the signal again when it has shut down; that must not end this process with a failure.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     threading.Thread(target=_stop_with, args=(built, server), name="headway-watch", daemon=True).start()
@@ -276,7 +302,7 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _stop_with(built: BuiltEngine, server: uvicorn.Server) -> None:
+def _stop_with(built: BuiltEngine, server: DrainingServer) -> None:
     """End the server when the engine has ended: nothing can be answered any more, and a supervisor should know."""
     built.engine.join()
     server.should_exit = True

@@ -12,11 +12,17 @@ from starlette.exceptions import HTTPException
 from headway.engine import EngineBusyError, EngineStoppedError, NotFiniteError, QueueFullError
 from headway.errors import HeadwayError, RequestError, UnservableError
 
-__all__ = ["error_body", "error_response", "install_error_handlers", "status_of"]
+__all__ = ["error_body", "error_response", "install_error_handlers", "log_failure", "status_of"]
 
 logger = logging.getLogger(__name__)
 
-_STATUS_OF_CODE = {"model_not_found": 404, "body_too_large": 413, "invalid_api_key": 401}
+_STATUS_OF_CODE = {
+    "model_not_found": 404,
+    "pin_not_found": 404,
+    "body_too_large": 413,
+    "invalid_api_key": 401,
+    "request_timeout": 408,
+}
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -59,15 +65,25 @@ def error_response(error: BaseException) -> JSONResponse:
     """The response to a request that failed with `error`."""
     status = status_of(error)
     headers = {"Retry-After": "1"} if status in (429, 503) else None
+    if status == 408:
+        headers = {"Connection": "close"}
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}
     return JSONResponse(error_body(error), status, headers)
+
+
+def log_failure(error: HeadwayError) -> None:
+    """Tell the log, which names the request, of one that failed after it was understood."""
+    if status_of(error) >= 500:
+        logger.warning("the request failed: %s", error)
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Make every failing request of `app` answer in this form."""
 
     async def headway_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HeadwayError)
+        log_failure(error)
         return error_response(error)
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:

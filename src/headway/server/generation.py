@@ -42,11 +42,21 @@ def generation_requests(
         "breakpoints": prompt.breakpoints,
         "pin": len(prompt.tokens) if pin is True else min(int(pin), len(prompt.tokens)),
         "no_store": request.headway.no_store,
+        "pin_seconds": _pin_seconds(request, engine.config.pin_seconds),
     }
     if pin and request.headway.no_store:
         raise RequestError("pin keeps a prefix and no_store keeps nothing; choose one", "headway.pin", "invalid_value")
     size = engine.vocabulary.size
     return [GenerationRequest(sampling=_sampling(request, i, size), **common) for i in range(request.n or 1)]
+
+
+def _pin_seconds(request: GenerationFields, longest: float) -> float | None:
+    seconds, name = request.headway.pin_seconds, "headway.pin_seconds"
+    if seconds is not None and not request.headway.pin:
+        raise RequestError("headway.pin_seconds needs headway.pin", name, "invalid_value")
+    if seconds is not None and seconds > longest:
+        raise RequestError(f"pins last {longest:g} seconds at most here (--pin-seconds)", name, "invalid_value")
+    return seconds
 
 
 def _max_tokens(request: GenerationFields, prompt: int, model_limit: int) -> int:

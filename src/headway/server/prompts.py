@@ -99,12 +99,17 @@ class PreparedPrompt:
 
 
 def prepare_completions(
-    request: CompletionRequest, tokenizer: TextTokenizer, answered: GivenAnswers | None = None
+    request: CompletionRequest,
+    tokenizer: TextTokenizer,
+    longest: int | None = None,
+    answered: GivenAnswers | None = None,
 ) -> list[PreparedPrompt]:
-    """Tokens of the prompt or prompts of a plain completion; what was `answered` is looked for in them.
+    """Tokens of the prompt or prompts of a plain completion, none of more than `longest` tokens.
+
+    What was `answered` is looked for in them.
 
     Raises:
-        RequestError: No prompt, or too many.
+        RequestError: No prompt, or too many, or one whose characters alone make it too long.
     """
     given = request.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
@@ -115,6 +120,9 @@ def prepare_completions(
         raise RequestError("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if len(prompts) * (request.n or 1) > _MAX_ANSWERS:
         raise RequestError(f"more than {_MAX_ANSWERS} answers in one request; send several", "prompt")
+    for text in prompts:
+        if isinstance(text, str):
+            _refuse_by_length(text, tokenizer, longest, "prompt")
     return [_prepare_text(prompt, request, tokenizer, answered) for prompt in prompts]
 
 
@@ -129,7 +137,8 @@ def prepare_chat(
     One of more than `longest` tokens is going to be refused, so its boundaries and breakpoints are not looked for.
 
     Raises:
-        RequestError: The model has no chat template, its template refuses the messages, or too many are marked.
+        RequestError: The model has no chat template, its template refuses the messages, too many are marked, or their
+            characters alone make them too long.
     """
     if not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template; use /v1/completions", "messages", "chat_template_missing")
@@ -140,6 +149,7 @@ def prepare_chat(
         text = tokenizer.render(messages, answer=True, options=options)
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
+    _refuse_by_length(text, tokenizer, longest, "messages")
     written = _write(text, tokenizer, request.cache_salt or "", answered)
     tokens = np.array(written.tokens, dtype=np.int32)
     if longest is not None and len(tokens) > longest:
@@ -148,6 +158,18 @@ def prepare_chat(
     marks = _marked_ends(request.messages, messages, text, tokenizer, options)
     boundaries, breakpoints = _positions(text, written, ends, marks, tokenizer)
     return PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers)
+
+
+def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, field: str) -> None:
+    """Refuse a text that must have more than `longest` tokens, before it is tokenised, which may take seconds."""
+    most = tokenizer.longest_token
+    if longest is not None and most is not None and len(text) > longest * most:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, which are at least {-(-len(text) // most)} tokens, and this "
+            f"server allows {longest} of prompt and answer together",
+            field,
+            "context_length_exceeded",
+        )
 
 
 def _refuse_many_marks(messages: Sequence[Message]) -> None:

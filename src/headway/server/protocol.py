@@ -6,7 +6,17 @@ import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from headway.errors import RequestError
 from headway.server.unsupported import refuse_unsupported
@@ -25,11 +35,27 @@ __all__ = [
 
 _MAX_CHOICES = 64
 _MAX_STOPS = 16
+_MAX_PARTS = 16384
+"""Messages and parts of messages in a request: each costs time before anything is known of its length in tokens."""
+_MAX_BIASES = 8192
+_MAX_PROMPTS = 256
+"""Prompts of one plain completion, and answers that it may ask for."""
 _ShortText = Annotated[str, StringConstraints(max_length=512)]
+
+
+def _first_of(given: dict[str, Any], known: Any) -> dict[str, Any]:
+    """`given` with the first of its unknown keys only: each would be a fault of its own, and one is told."""
+    unknown = next((name for name in given if name not in known), None)
+    return {name: value for name, value in given.items() if name in known or name == unknown}
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tell_one_unknown(cls, given: Any) -> Any:
+        return _first_of(given, cls.model_fields) if isinstance(given, dict) else given
 
 
 class CacheControl(_Record):
@@ -50,7 +76,7 @@ class Message(_Record):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
     cache_control: CacheControl | None = None
 
@@ -73,11 +99,19 @@ class HeadwayOptions(_Record):
         explain: Say in the response why no more of the prompt was reused.
         no_store: Read the cache, keep nothing of this request in it.
         pin: Protect the first so many tokens of the prompt from eviction; true for the whole prompt.
+        pin_seconds: For how long; by default as long as the server lets a pin last.
     """
 
     explain: bool = False
     no_store: bool = False
     pin: bool | Annotated[int, Field(ge=0)] = False
+    pin_seconds: Annotated[float, Field(ge=0.001, le=1e12)] | None = None
+
+
+def _few_biases(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > _MAX_BIASES:
+        raise ValueError(f"at most {_MAX_BIASES} tokens may have a bias")
+    return given
 
 
 class GenerationFields(_Record):
@@ -92,7 +126,9 @@ class GenerationFields(_Record):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)] | None = (
+        None
+    )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=_MAX_CHOICES)] | None = None
     stop: _ShortText | Annotated[list[_ShortText], Field(max_length=_MAX_STOPS)] | None = None
@@ -120,17 +156,36 @@ class GenerationFields(_Record):
 class ChatRequest(GenerationFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+def _kind_of_prompt(given: Any) -> str:
+    """Which form of a prompt is meant, by its first element: faults of the other forms are not looked for."""
+    first = given[0] if isinstance(given, list) and given else None
+    if isinstance(first, list):
+        return "list[list[int]]"
+    if isinstance(given, list):
+        return "list[int]" if isinstance(first, int) else "list[str]"
+    return "str"
+
+
+_Tokens = Annotated[list[int], Field(fail_fast=True)]
+
+
 class CompletionRequest(GenerationFields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Annotated[
+        Annotated[str, Tag("str")]
+        | Annotated[list[str], Field(fail_fast=True, max_length=_MAX_PROMPTS), Tag("list[str]")]
+        | Annotated[_Tokens, Tag("list[int]")]
+        | Annotated[list[_Tokens], Field(fail_fast=True, max_length=_MAX_PROMPTS), Tag("list[list[int]]")],
+        Discriminator(_kind_of_prompt),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
 
@@ -138,8 +193,13 @@ class CompletionRequest(GenerationFields):
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
 
-def parse_body(kind: type[RequestT], body: Any) -> RequestT:
+def parse_body(kind: type[RequestT], body: Any, longest: int | None = None) -> RequestT:
     """Check a decoded JSON body.
+
+    Args:
+        kind: What it should be.
+        body: The body.
+        longest: Most tokens of prompt and answer together. Of a longer prompt of token ids nothing else is checked.
 
     Raises:
         RequestError: The message names the first field at fault and what it should be.
@@ -147,11 +207,25 @@ def parse_body(kind: type[RequestT], body: Any) -> RequestT:
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object", None, "invalid_body")
     supported = refuse_unsupported(body)
+    _refuse_long_tokens(supported.get("prompt"), longest)
     _refuse_foreign_content(supported.get("messages"))
     try:
         return kind.model_validate(supported)
     except ValidationError as error:
         raise _as_request_error(error, kind) from None
+
+
+def _refuse_long_tokens(prompt: Any, longest: int | None) -> None:
+    """Refuse token ids by their number, before each of them is looked at."""
+    if longest is None or not isinstance(prompt, list):
+        return
+    for given in [prompt, *prompt[:_MAX_PROMPTS]]:
+        if isinstance(given, list) and len(given) >= longest and isinstance(given[0], int):
+            raise RequestError(
+                f"the prompt has {len(given)} tokens, and this server allows {longest} of prompt and answer together",
+                "prompt",
+                "context_length_exceeded",
+            )
 
 
 _FOREIGN_PARTS = {
@@ -167,9 +241,13 @@ _FOREIGN_PARTS = {
 
 def _refuse_foreign_content(messages: Any) -> None:
     """Refuse what this server cannot take in messages, with a better reason than `unexpected value`."""
+    parts = 0
     for i, message in enumerate(messages if isinstance(messages, list) else []):
         if not isinstance(message, dict):
             continue
+        parts += 1 + (len(message["content"]) if isinstance(message.get("content"), list) else 0)
+        if parts > _MAX_PARTS:
+            raise RequestError(f"more than {_MAX_PARTS} messages and parts of messages", "messages", "invalid_value")
         where = f"messages[{i}]"
         if message.get("role") in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
             raise RequestError(
@@ -199,7 +277,8 @@ def _as_request_error(error: ValidationError, kind: type[BaseModel]) -> RequestE
     expected = _EXPECTED.get(re.sub(r"\[\d+\]", "[]", param))
     if expected is not None and fault["type"] in _SHAPES:
         return RequestError(f"{param} must be {expected}", param, "invalid_value")
-    return RequestError(f"{param}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", param, "invalid_value")
+    said = fault["msg"].removeprefix("Value error, ")
+    return RequestError(f"{param}: {said[:1].lower()}{said[1:]}", param, "invalid_value")
 
 
 def _hint(param: str, kind: type[BaseModel]) -> str:

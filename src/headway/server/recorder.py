@@ -1,7 +1,8 @@
 """Recording the traffic of a server, to be replayed later.
 
 The engine's thread must not wait for a disk, so it leaves what ended in a queue, and a thread of the recorder writes
-it. A disk that fails ends the recording with one line in the log, and never a request.
+it. A disk that fails or is full ends the recording with one line in the log. The server goes on, because answers are
+worth more than their recording, and the file keeps the requests that were written whole.
 
 Left out, and counted in the log at the end: requests that keep nothing in the cache (`no_store`), and in a recording
 of tokens those with a cache salt. Breakpoints and pins are not in a recording.
@@ -9,7 +10,9 @@ of tokens those with a cache salt. Breakpoints and pins are not in a recording.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -68,9 +71,10 @@ class Recorder:
         self._salted = form == "hashes"
         try:
             self._file = path.open("x", encoding="utf-8")
+            self._writer = RecordingWriter(self._file, content=form, model=model)
+            self._whole = self._flushed()
         except OSError as error:
-            raise ConfigError(f"cannot record to {path}: {error.strerror}") from error
-        self._writer = RecordingWriter(self._file, content=form, model=model)
+            raise _unwritable(path, error) from error
         self._ended: SimpleQueue[RequestResult | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="headway-recorder", daemon=True)
         self._thread.start()
@@ -87,7 +91,11 @@ class Recorder:
         """Write what is left and close the file. May be called again."""
         self._ended.put(None)
         self._thread.join()
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a disk that has failed before: what is still buffered is given up
+            self._file.close()
+        if self._failed:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, self._whole)
 
     def _write_all(self) -> None:
         try:
@@ -96,7 +104,8 @@ class Recorder:
             logger.info("recorded %d requests to %s, left out %d", self.written, self.path, self.left_out)
         except OSError as error:
             self._failed = True
-            logger.error("the recording to %s ends here: %s", self.path, error)
+            reason = f"{error.strerror or error}; {self.written} requests are in it, and the server goes on without it"
+            logger.error("the recording to %s ends here: %s", self.path, reason)
 
     def _write(self, result: RequestResult) -> None:
         asked = result.request
@@ -106,21 +115,40 @@ class Recorder:
             self.left_out += 1
             return
         arrived = max(0.0, result.timings.arrived - self._started)
-        answer = result.tokens[
-            : result.settled[0] + 1
-        ]  # what others can reach, and the last token, which is not computed
+        # Of the answer, what others can reach, and the last token, which is not computed.
+        answer = result.tokens[: result.settled[0] + 1]
         self._writer.add(arrived, asked.tokens, answer, asked.boundaries, scope=asked.salt)
-        self._file.flush()
+        self._whole = self._flushed()
         self.written += 1
+
+    def _flushed(self) -> int:
+        """Bytes in the file when all that was written is there."""
+        self._file.flush()
+        return os.fstat(self._file.fileno()).st_size
 
 
 def check_recording(path: Path | None, form: str) -> None:
     """Refuse what cannot be recorded, before anything else is done.
 
     Raises:
-        ConfigError: An unknown form, or a file that exists already.
+        ConfigError: An unknown form, or a file that exists already or cannot be written.
     """
     if form not in FORMS:
         raise ConfigError(f"--record-form {form!r}: use {' or '.join(FORMS)}")
-    if path is not None and path.exists():
+    if path is None:
+        return
+    if path.exists():
         raise ConfigError(f"--record {path}: the file exists already; a recording needs a new one")
+    try:
+        with path.open("xb") as probe:
+            try:
+                probe.write(b"\n")
+                probe.flush()
+            finally:
+                path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--record {path}: the file cannot be written ({error.strerror}); choose another one")

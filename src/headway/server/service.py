@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -25,13 +24,15 @@ from headway.cache import ResetReport
 from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextTokenizer
 from headway.errors import HeadwayError, RequestError
 from headway.server.answers import GivenAnswers
-from headway.server.errors import error_body
+from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
 from headway.server.generation import generation_requests
+from headway.server.pins import PinIds
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
 from headway.server.report import headway_report, prompt_text
+from headway.server.tokenizing import TokenizingThreads
 
 __all__ = ["GenerationService", "ServerOptions"]
 
@@ -51,6 +52,7 @@ class ServerOptions:
         explain: To whom explanations are told in full, "off", "own" (to prompts with a salt) or "all".
         salt_by_key: Requests share prefixes with those of the same key only.
         restore_answers: Prompts that send an answer back as text get the ids that it was given in.
+        client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
     """
 
     model_name: str
@@ -60,6 +62,7 @@ class ServerOptions:
     explain: str = "own"
     salt_by_key: bool = False
     restore_answers: bool = True
+    client_timeout: float = 60.0
 
 
 @dataclass
@@ -69,7 +72,7 @@ class _Job:
     format: Format
     prompts: Sequence[PreparedPrompt]
     handles: Sequence[RequestHandle]
-    tell: Callable[[PreparedPrompt, RequestResult], Awaitable[dict[str, Any]]]
+    tell: Callable[[PreparedPrompt, Sequence[RequestResult]], Awaitable[dict[str, Any]]]
     include_usage: bool
     choices: list[Choice] = field(init=False)
 
@@ -89,9 +92,7 @@ class _Job:
 
     async def report(self) -> dict[str, Any]:
         """The `headway` member of the response, if there is one: for one prompt its report, for several a list."""
-        reports = [
-            await self.tell(prompt, result[0]) for prompt, result in zip(self.prompts, self.results, strict=True)
-        ]
+        reports = [await self.tell(prompt, answers) for prompt, answers in zip(self.prompts, self.results, strict=True)]
         if not any(reports):
             return {}
         return {"headway": reports[0] if len(reports) == 1 else {"prompts": reports}}
@@ -103,6 +104,7 @@ class GenerationService:
     Attributes:
         engine: The engine.
         options: The server's options.
+        pins: The pins that clients were told of.
         answers: What was answered. An observer of the engine, if it is to know any.
     """
 
@@ -111,12 +113,12 @@ class GenerationService:
         self.options = options
         self.answers = GivenAnswers(restore=options.restore_answers)
         self._tokenizer = tokenizer
-        # One thread: tokenizers are not made to be used by several at once.
-        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headway-tokenizer")
+        self._tokenizing = TokenizingThreads()
+        self.pins = PinIds(engine)
 
     def close(self) -> None:
-        """Stop the tokenizer's thread."""
-        self._tokenizing.shutdown(wait=True)
+        """Stop the threads that tokenise."""
+        self._tokenizing.close()
 
     def reset(self) -> ResetReport:
         """Forget every prefix and every answer.
@@ -130,8 +132,9 @@ class GenerationService:
     async def chat(self, body: ChatRequest, http: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
         body = self._admit(body, http)
+        longest, size = self.engine.max_model_len, sum(len(part) for m in body.messages for part in m.parts())
         prompt = await self._tokenize(
-            lambda: prepare_chat(body, self._tokenizer, self.engine.max_model_len, self.answers)
+            lambda: prepare_chat(body, self._tokenizer, longest, self.answers), size, body, http
         )
         form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
         return await self._answer(body, [prompt], form, http)
@@ -139,7 +142,11 @@ class GenerationService:
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Answer `POST /v1/completions`."""
         body = self._admit(body, http)
-        prompts = await self._tokenize(lambda: prepare_completions(body, self._tokenizer, self.answers))
+        longest, given = self.engine.max_model_len, body.prompt
+        size = len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
+        prompts = await self._tokenize(
+            lambda: prepare_completions(body, self._tokenizer, longest, self.answers), size, body, http
+        )
         echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
         form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
         return await self._answer(body, prompts, form, http)
@@ -166,17 +173,29 @@ class GenerationService:
     def _tells_in_full(self, body: ChatRequest | CompletionRequest) -> bool:
         return self.options.explain == "all" or bool(body.cache_salt)
 
-    async def _tell(self, body: ChatRequest | CompletionRequest, prompt: PreparedPrompt, result: RequestResult) -> Any:
-        """What the client is told beside the answer: the explanation, if it asked for one."""
+    async def _tell(
+        self, body: ChatRequest | CompletionRequest, prompt: PreparedPrompt, answers: Sequence[RequestResult]
+    ) -> dict[str, Any]:
+        """What the client is told beside the answers to a prompt: what became of its pin, and why, if it asked."""
+        told = self.pins.tell(answers)
         if not body.headway.explain:
-            return {}
+            return told
         everything, in_full = self.options.explain == "all", self._tells_in_full(body)
         text = prompt_text(body, prompt, self._tokenizer)
-        work = partial(headway_report, prompt, result, text, told_in_full=in_full, everything=everything)
-        return await self._tokenize(work)
+        work = partial(headway_report, prompt, answers[0], text, told_in_full=in_full, everything=everything)
+        return await self._tokenizing.run(work, len(prompt.text), body.user or body.cache_salt or "") | told
 
-    async def _tokenize(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work)
+    async def _tokenize(self, work: Callable[[], T], size: int, body: GenerationFields, http: Request) -> T:
+        """Run `work`, which tokenises `size` characters.
+
+        Raises:
+            RequestError: What `work` raises, or the client went away meanwhile.
+        """
+        client = body.user or body.cache_salt or (http.client.host if http.client else "")
+        working = asyncio.ensure_future(self._tokenizing.run(work, size, client))
+        if not await _unless_gone(working, http.receive):
+            raise RequestError("the client went away while its request was tokenised")
+        return working.result()
 
     async def _answer(
         self,
@@ -249,6 +268,7 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any] | str, None]:
             yield job.format.closing(job.totals()) | await job.report()
         yield "[DONE]"
     except HeadwayError as error:
+        log_failure(error)
         yield error_body(error)
 
 
@@ -264,6 +284,10 @@ async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int,
     Raises:
         HeadwayError: One of the requests failed.
     """
+    if len(handles) == 1:
+        async for delta in handles[0]:
+            yield 0, delta
+        return
     news: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue()
 
     async def pump(index: int, handle: RequestHandle) -> None:

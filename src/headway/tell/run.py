@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.formats.lines import decode, read_lines
+from headway.errors import TraceError
+from headway.formats.lines import Line, decode, read_lines
 from headway.tell.latency import Latency
 
 __all__ = [
@@ -337,6 +338,16 @@ def read_runs(path: Path) -> list[RunRecord]:
     """The runs of a file: one JSON object, or one a line.
 
     Raises:
-        TraceError: Something else; names the file and the field.
+        TraceError: Something else; names the file and the field, and what to do with a trace.
     """
-    return [RunRecord.from_dict(line.fields.get("run", line.fields), line.where) for line in read_lines(path)]
+    return [_read_run(path, line) for line in read_lines(path)]
+
+
+def _read_run(path: Path, line: Line) -> RunRecord:
+    found = line.fields.get("run", line.fields)
+    if isinstance(found, dict) and not {"model", "result"} & found.keys():
+        raise TraceError(
+            f"{line.where}: this is no result of a replay. If {path.name} is a trace, replay it first: "
+            f"headway replay {path} --model MODEL --memory SIZE --json > result.json"
+        )
+    return RunRecord.from_dict(found, line.where)

@@ -78,6 +78,9 @@ def _waterfall(facts: RunFacts) -> RichTable:
     """The waterfall with a bar for each line."""
     table = tables.waterfall(facts)
     made = _table(tables.Table(table.title, (*table.head[:3], "", table.head[3]), ()))
+    for column in made.columns[1:4]:  # on a narrow terminal it is the reason that takes several lines
+        column.no_wrap = True
+    made.columns[3].min_width = _BAR
     done = 0.0
     for line, row in zip(facts.waterfall, table.rows, strict=True):
         left, width = round(done * _BAR), max(1, round(line.share * _BAR)) if line.tokens else 0

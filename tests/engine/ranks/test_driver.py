@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -72,6 +73,9 @@ class ScriptedRanks:
         if isinstance(answer, Exception):
             raise answer
         return rank, answer if isinstance(answer, bytes) else encode(Answer(answer, self.collectives[rank]))
+
+    def stopped(self) -> Sequence[int]:
+        return ()
 
     def check(self) -> None:
         if self.gone is not None:

@@ -181,8 +181,8 @@ def test_a_stuck_rank_is_noticed_in_time(built: BuiltEngine) -> None:
     executor._config = replace(executor._config, rank_timeout=1.0)
     built.engine.config = replace(built.engine.config, parallel=ParallelConfig(on_rank_failure="exit"))
     stuck = processes_of(built)
-    stuck[0].send_signal(signal.SIGSTOP)
-    with pytest.raises(RequestFailedError, match=r"no answer from rank 0.* within 1 seconds"):
+    stuck[1].send_signal(signal.SIGSTOP)
+    with pytest.raises(RequestFailedError, match=r"no answer within 1 seconds: rank 1 is stopped"):
         built.engine.submit(asked(prompt(4), 12)).result(PATIENCE)
     built.engine.join()
     assert all(process.poll() is not None for process in stuck)
@@ -206,7 +206,7 @@ DRIVER = """
 import time
 from headway.engine.ranks.processes import ProcessRanks
 ranks = ProcessRanks(["cpu", "cpu"])
-print(*(process.pid for process in ranks.processes), flush=True)
+print(ranks._directory, *(process.pid for process in ranks.processes), flush=True)
 time.sleep(600)
 """
 
@@ -214,8 +214,10 @@ time.sleep(600)
 def test_ranks_leave_with_their_driver() -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
-    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    folder, *written = driver.stdout.readline().split()
+    pids = [int(pid) for pid in written]
     assert len(pids) == 2
+    assert Path(folder).is_dir()
     ends = [os.pidfd_open(pid) for pid in pids]  # readable once the process has ended
     driver.kill()
     driver.wait()
@@ -223,6 +225,7 @@ def test_ranks_leave_with_their_driver() -> None:
     for end in ends:
         assert select.select([end], [], [], PATIENCE)[0], "a rank outlives its driver"
         os.close(end)
+    assert not Path(folder).exists(), "nothing is left of them"
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(source: Path) -> None:

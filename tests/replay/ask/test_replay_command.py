@@ -79,16 +79,16 @@ def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "code", "words"),
     [
         (("--model", "kimi-k4"), 2, "(nearest: kimi-"),
-        (("no/such/trace.jsonl",), 1, "there is no such file"),
+        (("no/such/trace.jsonl",), 2, "there is no such file"),
         (("--model", "kimi-k3"), 2, "how much memory"),
         (("--clock", "wall"), 2, "clock 'wall'"),
         (("--clock", "trace"), 2, "name the GPU"),
         (("--speed", "2"), 2, "need --clock trace"),
         (("--preset", "trt"), 2, "unknown preset"),
         (("--preset", "vllm", "--eviction", "lru"), 2, "are the preset's"),
-        (("--max-answer", "3"), 1, "cannot be cut"),
+        (("--max-answer", "3"), 2, "cannot be cut"),
         (("--model", "kimi-k3", "--tp", "4", "--dcp", "3", "--memory", "9GB"), 2, "not divisible"),
-        (("absent.jsonl", "--model", "kimi-k3", "--memory", "9GB"), 1, "absent.jsonl"),
+        (("absent.jsonl", "--model", "kimi-k3", "--memory", "9GB"), 2, "absent.jsonl"),
         ((__file__,), 2, "which model"),
         (("--model", "kimi-k3", "--tp", "8", "--memory", "58MB", "--limit", "9"), 2, "none of the 9 requests fits"),
         ((__file__, *BY_HAND, "--seed", "3", "--workload", "chat"), 2, "--workload, --seed: is for a generated trace"),
@@ -125,7 +125,7 @@ def test_a_trace_that_is_not_there_is_told_first(capsys: pytest.CaptureFixture[s
     """Before a model or memory is asked for."""
     with pytest.raises(SystemExit) as ended:
         main([command, "absent.jsonl"])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "absent.jsonl: there is no such file or folder" in capsys.readouterr().err
 
 

@@ -179,10 +179,10 @@ class PrefixIndex:
         fits = self.geometry.fits
         return self.reclaim.pins.pin(edge, position, seconds, lambda blocks: fits(blocks + own, length, position))
 
-    def unpin(self, at: Match) -> int:
-        """End all pins on the path to `at`. Returns how many."""
+    def unpin(self, at: Match, first: int = 0) -> int:
+        """End all pins on the path to `at` from position `first` on. Returns how many."""
         self.reclaim.expire_pins()
-        pins = [pin for edge in at.edge.path() for pin in edge.pins if pin.position <= at.position]
+        pins = [pin for edge in at.edge.path() for pin in edge.pins if first <= pin.position <= at.position]
         for pin in pins:
             self.reclaim.unpin(pin)
         self.version += bool(pins)

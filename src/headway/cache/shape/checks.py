@@ -56,7 +56,9 @@ def _integers(name: str, values: ArrayLike) -> NDArray[Any]:
     except (ValueError, TypeError, OverflowError) as error:
         raise LeaseError(f"{name} must be whole numbers: {error}") from None
     if array.dtype.kind not in "iu" and array.size:
-        raise LeaseError(f"{name} must be whole numbers, not {array.dtype}")
+        whole = array.ndim == 0  # numpy takes what it cannot go through (None, a set, a generator) as one object
+        what = f"a sequence or an array of whole numbers, not a {type(values).__name__}"
+        raise LeaseError(f"{name} must be {what if whole else f'whole numbers, not {array.dtype}'}")
     return array
 
 

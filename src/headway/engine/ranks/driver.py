@@ -101,6 +101,10 @@ class RankGroup(Protocol):
         """
         ...
 
+    def stopped(self) -> Sequence[int]:
+        """Ranks that are there and do not run, such as after SIGSTOP, as far as the system tells."""
+        ...
+
     def kill(self) -> None:
         """End all ranks now. May be called again."""
         ...
@@ -244,7 +248,7 @@ class RankedExecutor:
         while len(answers) < group.size:
             received = group.receive(max(0.0, deadline - time.monotonic()))
             if received is None:
-                raise _overdue(group.size, answers, timeout)
+                raise _overdue(group, answers, timeout)
             rank, data = received
             answers[rank] = _decoded(rank, data)
             if isinstance(answers[rank].result, RankFault):
@@ -285,8 +289,13 @@ def _require_in_step(answers: Sequence[Answer]) -> None:
         raise RanksLostError(f"the ranks may be out of step{why}")
 
 
-def _overdue(size: int, answers: dict[int, Answer], timeout: float) -> Exception:
-    late = ", ".join(str(rank) for rank in range(size) if rank not in answers)
+def _overdue(group: RankGroup, answers: dict[int, Answer], timeout: float) -> Exception:
+    late = ", ".join(str(rank) for rank in range(group.size) if rank not in answers)
+    if stopped := ", ".join(map(str, group.stopped())):
+        return RanksLostError(
+            f"no answer within {timeout:g} seconds: rank {stopped} is stopped (SIGSTOP, a debugger or a frozen "
+            f"container), and the others wait for it"
+        )
     fault = next((a.result for a in answers.values() if isinstance(a.result, RankFault)), None)
     if fault is not None:
         if fault.mendable:  # of a start: the group is ended, and the user should hear what to change

@@ -2,7 +2,8 @@
 
 Each rank is a fresh interpreter with a socket pair to the driver: an end that closes says at once that the other is
 gone. The driver's end limits how long it waits for a rank to take a message. A rank leaves as soon as its driver does,
-whatever it is computing. Nothing listens on a port: the ranks find each other through a file in a private directory.
+whatever it is computing. Nothing listens on a port: the ranks find each other through a file in a private folder, which
+they clear away if their driver could not.
 
 Rejected: `multiprocessing` processes. They import the driver's main module once more, get its Ctrl-C, and hold up its
 exit.
@@ -86,7 +87,7 @@ class ProcessRanks:
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "headway.engine.ranks.process_main"]
-                    + [str(value) for value in (theirs.fileno(), rank, device, threads)],
+                    + [str(value) for value in (theirs.fileno(), rank, device, threads, self._directory)],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=2,
@@ -126,6 +127,12 @@ class ProcessRanks:
         """Look whether all ranks are there (see `RankGroup.check`)."""
         if (unasked := self.receive(0.0)) is not None:
             raise RanksLostError(f"rank {unasked[0]} has answered what nobody asked")
+
+    def stopped(self) -> Sequence[int]:
+        """Ranks that are there and do not run (see `RankGroup.stopped`)."""
+        states = os.WSTOPPED | os.WNOHANG | os.WNOWAIT  # looks, and leaves the state for whoever waits for the process
+        alive = [(rank, process.pid) for rank, process in enumerate(self.processes) if process.poll() is None]
+        return [rank for rank, pid in alive if os.waitid(os.P_PID, pid, states) is not None]
 
     def kill(self) -> None:
         """End all ranks now."""

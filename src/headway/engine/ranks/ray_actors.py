@@ -152,6 +152,10 @@ class RayRanks:
             reason = str(error).strip().partition("\n")[0]
             raise RanksLostError(f"rank {rank} is lost: {type(error).__name__}: {reason}") from error
 
+    def stopped(self) -> Sequence[int]:
+        """Ray does not tell (see `RankGroup.stopped`)."""
+        return ()
+
     def kill(self) -> None:
         """End all ranks now and give their places back."""
         actors, self.actors, self._pending, self._asked = self.actors, [], {}, {}

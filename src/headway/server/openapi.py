@@ -1,0 +1,115 @@
+"""`/openapi.json`: what the server takes and answers, from the very records that check it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from headway import __version__
+from headway.server import schemas
+from headway.server.protocol import ChatRequest, CompletionRequest
+from headway.server.unsupported import UNSUPPORTED
+
+__all__ = ["openapi_document"]
+
+_OF_PLACE = "#/components/schemas/{model}"
+_WHY = {
+    400: "The request cannot be served as it stands.",
+    401: "The key is missing or wrong.",
+    404: "There is no such thing here.",
+    408: "The body did not arrive in time.",
+    413: "The body is larger than the server takes.",
+    429: "The queue is full.",
+    500: "The request failed while it ran.",
+    503: "The server cannot compute now; the response says when to try again.",
+}
+_STREAM = {
+    "schema": {
+        "type": "object",
+        "description": "A server-sent event: `data` is a chunk or an error as JSON, and `[DONE]` in the last one.",
+        "properties": {"data": {"type": "string"}},
+        "required": ["data"],
+    }
+}
+
+
+def openapi_document(*, keyed: bool) -> dict[str, Any]:
+    """The document of a server; `keyed` says that it asks for a key."""
+    api, asked = (400, 401, 404, 405, 408, 413, 429, 500, 503), (401, 404, 405, 500, 503)
+    paths: dict[str, Any] = {
+        "/v1/chat/completions": {
+            "post": _operation("Answer a conversation.", schemas.ChatCompletion, api, ChatRequest, stream=True)
+        },
+        "/v1/completions": {
+            "post": _operation("Continue a text.", schemas.Completion, api, CompletionRequest, stream=True)
+        },
+        "/v1/models": {"get": _operation("The model that is served.", schemas.ModelList, asked)},
+        "/v1/models/{name}": {"get": _operation("The same, by its name.", schemas.ModelCard, asked, name="name")},
+        "/v1/pins/{id}": {"delete": _operation("Take back a pin.", schemas.PinDeleted, asked, name="id")},
+        "/reset_prefix_cache": {"post": _operation("Forget every prefix.", schemas.ResetDone, asked)},
+        "/health": {"get": _operation("Whether requests are taken and computed.", schemas.Health, ())},
+        "/metrics": {"get": {"responses": {"200": _response("Counters for Prometheus.", {"text/plain": {}})}}},
+        "/openapi.json": {"get": {"responses": {"200": _response("This document.", {"application/json": {}})}}},
+        "/": {"get": _operation("What there is.", schemas.Overview, ())},
+    }
+    paths["/health"]["get"]["responses"]["503"] = paths["/health"]["get"]["responses"]["200"]
+    if keyed:
+        for path in (path for path in paths if path.startswith(("/v1", "/reset"))):
+            for operation in paths[path].values():
+                operation["security"] = [{"key": []}]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Headway", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    kinds = [ChatRequest, CompletionRequest, *filter(_is_record, vars(schemas).values())]
+    _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_OF_PLACE)
+    told: dict[str, Any] = found["$defs"]
+    for kind in (ChatRequest, CompletionRequest):
+        properties = told[kind.__name__]["properties"]
+        for name, (neutral, reason) in UNSUPPORTED.items():
+            properties[name] = {"enum": list(neutral), "description": f"Not supported: {reason}."}
+    return told
+
+
+def _is_record(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseModel) and found.__name__ in schemas.__all__
+
+
+def _operation(
+    summary: str,
+    answer: type[BaseModel],
+    failures: tuple[int, ...],
+    body: type[BaseModel] | None = None,
+    *,
+    name: str | None = None,
+    stream: bool = False,
+) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
+    responses = {"200": _response(summary, content | ({"text/event-stream": _STREAM} if stream else {}))}
+    error = {"application/json": {"schema": _reference(schemas.ErrorBody)}}
+    responses |= {str(status): _response(_WHY.get(status, "Another method."), error) for status in failures}
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if name is not None:
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(body)}}}
+    return operation
+
+
+def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    named = {"x-request-id": {"schema": {"type": "string"}, "required": True}}
+    return {"description": description, "headers": named, "content": content}
+
+
+def _reference(kind: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": _OF_PLACE.format(model=kind.__name__)}
