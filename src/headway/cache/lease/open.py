@@ -89,7 +89,7 @@ class Opener(Parts):
 
     def reach(self, hit: Hit, row: int) -> int:
         """See `PrefixCache.reach`."""
-        record, first = self.leases.record(row), self.leases.planned.item(row)
+        record, first = self.leases.record(row), self._settled(row)
         if record.anchor is None or not record.published:
             return 0
         last = min(hit.at.common(record.anchor), len(hit.prompt.tokens) - 1)
@@ -103,9 +103,17 @@ class Opener(Parts):
         """See `PrefixCache.keep_at`."""
         record, leases = self.leases.record(row), self.leases
         unplanned = all(place.position != position for place in record.plan)
-        if unplanned and record.published and not self.index.floats and position > leases.planned.item(row):
+        if unplanned and record.published and not self.index.floats and position > self._settled(row):
             insort(record.plan, Place(position, "junction"))
             self.committer.set_due(row, leases.computed.item(row), record)
+
+    def _settled(self, row: int) -> int:
+        """The position up to which it is too late to ask a lease for a checkpoint: a step exports what it was told."""
+        ends = [self.leases.computed.item(row)]
+        if self.geometry.state_table is not None:
+            for step in self.leases.under_way.values():
+                ends += (step.starts + step.counts)[step.rows == row].tolist()
+        return max(ends)
 
     def _wishes(self, prompt: Prompt, plan: list[Place]) -> tuple[Wish, ...]:
         """The wishes of a prompt."""
