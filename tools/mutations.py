@@ -280,8 +280,15 @@ _MEMORY = (
     Mutation(
         "grow: a pin stays on a block that is named no more",
         "index/residency.py",
-        "if pin.position > first:",
-        "if pin.position > first + span:",
+        "for _ in [pin for pin in one.pins if pin.position > first]:",
+        "for _ in [pin for pin in one.pins if pin.position > first + span]:",
+        (WISHES, MACHINE),
+    ),
+    Mutation(
+        "grow: edges before it go on naming the block",
+        "index/residency.py",
+        "if one.runs[table][-1] == old:",
+        "if one is edge:",
         (WISHES, MACHINE),
     ),
     Mutation(

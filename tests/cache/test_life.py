@@ -521,6 +521,18 @@ def test_long_prompts_part_exactly_where_they_differ(parting: int) -> None:
     assert hit.tokens == parting
 
 
+@pytest.mark.parametrize(("tail", "right"), [((), 20), ((STATE,), 0), ((SlidingWindow("window", 8, window=6),), 20)])
+def test_a_step_under_way_exports_no_state_that_is_asked_for_later(tail: tuple[Any, ...], right: int) -> None:
+    engine = Engine.of(ATTENTION, *tail)
+    running, other = engine.start(tokens((1, 30))), Prompt(tokens((1, 20), (100, 30)))
+    step = engine.cache.extend([running.row], 25)
+    position = engine.cache.reach(engine.cache.lookup(other), running.row)
+    assert position == right
+    engine.cache.keep_at(running.row, 20)
+    engine.cache.commit(step)
+    assert engine.cache.lookup(other).tokens == right
+
+
 @pytest.mark.parametrize("tail", [(), (STATE,), (SlidingWindow("window", 8, window=6),), (DRAFT, STATE)])
 def test_where_a_prompt_could_resume_if_it_waited_for_a_running_one(tail: tuple[Any, ...]) -> None:
     """They part at 20; the running one plans the end of its prompt, and takes the junction if it is asked to."""

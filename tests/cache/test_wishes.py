@@ -140,6 +140,18 @@ def test_a_breakpoint_without_memory_for_its_state_says_so() -> None:
     assert outcomes(lease) == [("breakpoint", 8, 8, Outcome.NO_ROOM)]
 
 
+def test_a_breakpoint_that_is_kept_can_be_resumed_at_when_it_is_told() -> None:
+    """The same commit makes known more of another answer than the index may know, so that something goes."""
+    engine = Engine.of(ATTENTION, STATE, index_bytes=5000, answer_stretch=4)
+    old = engine.start(tokens((5, 6)))
+    engine.compute(old)
+    new = engine.start(tokens((1, 20)), breakpoints=(12,))
+    while new.computed < 12:
+        engine.step(new, old, count=1)
+    assert outcomes(new) == [("breakpoint", 12, 12, Outcome.KEPT)]
+    assert engine.hit(tokens((1, 12), (2, 2))) == 12
+
+
 def test_a_lease_without_wishes_has_none() -> None:
     engine = Engine.of(ATTENTION, STATE)
     assert engine.start(tokens(SYSTEM)).wishes == ()
@@ -235,6 +247,16 @@ def test_what_two_pins_share_counts_once() -> None:
     assert engine.cache.stats().pinned == 14
     third = serve(engine, SYSTEM, (4, 9), pin=48)
     assert outcomes(third)[0][3] is Outcome.PIN_SHARE
+
+
+def test_two_pins_in_one_block_share_it_when_its_path_grows() -> None:
+    """Whoever goes on with the longer path writes to a copy of the block, which then takes its place for both."""
+    engine = Engine.of(ATTENTION, blocks=7, block_tokens=8, pin_share=0.17)
+    serve(engine, (1, 5), pin=4)
+    serve(engine, (1, 2), (3, 1), pin=2)
+    assert engine.cache.stats().pinned == 1
+    serve(engine, (1, 5), (5, 2))
+    assert engine.cache.stats().pinned == 1
 
 
 def test_lifting_one_of_two_pins_that_share_keeps_what_they_shared() -> None:

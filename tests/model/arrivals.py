@@ -144,9 +144,28 @@ class Arrivals(Wishes):
         if prompt is not None:
             self.look(prompt)
 
-    def probed(self, probe: Probe) -> Prompt | None:
+    def wait(self, probe: Probe, live: Live) -> None:
+        """Ask where something could resume once a running request has come so far, and see to it that it can."""
+        prompt = self.probed(probe, live if probe.which % 2 else None)
+        if prompt is None or live.doomed:
+            return
+        position, path = (
+            self.cache.reach(self.cache.lookup(prompt), live.row),
+            self.names.path(prompt.namespace, prompt.tokens.tolist()),
+        )
+        told = position + self.geometry.lookahead
+        if position:
+            assert live.publish and live.attached, "nobody waits for a request that leaves nothing behind"  # noqa: PT018
+            assert live.lane.computed < position < len(path) - 1, f"the wait for {position} is of no use"
+            assert path[told] == live.lane.path[told], f"the paths part before {position}"
+            self.cache.keep_at(live.row, position)
+            live.due |= {position}
+            self.check()
+
+    def probed(self, probe: Probe, like: Live | None = None) -> Prompt | None:
         """The prompt of a probe, if there is a sequence that it can be like: an earlier one, or one that runs."""
-        known = self.past + [(live.namespace, live.tokens) for live in self.lives]
+        lives = self.lives if like is None else [like]
+        known = (self.past if like is None else []) + [(live.namespace, live.tokens) for live in lives]
         if not known:
             return None
         namespace, tokens = known[probe.which % len(known)]

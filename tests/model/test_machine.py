@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -130,6 +131,12 @@ class CacheMachine(RuleBasedStateMachine):
         """A request remembers where it stands."""
         self.driver.bookmark(self.pick(which))
 
+    @precondition(running)
+    @rule(probe=probes(), which=_WHICH)
+    def wait(self, probe: Probe, which: int) -> None:
+        """Something waits for a running request."""
+        self.driver.wait(probe, self.pick(which))
+
     @rule(several=st.lists(probes(), min_size=1, max_size=3), rare=st.integers(0, 15))
     def probe(self, several: list[Probe], rare: int) -> None:
         """Look something up; seldom, a reset or time that passes."""
@@ -184,18 +191,19 @@ def search(number: int, examples: int) -> None:
     """Try random runs, from one seed."""
     machine = type("CacheMachine", (CacheMachine,), {})
     try:
-        run_state_machine_as_test(
-            seed(number)(machine),
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=STEPS,
-                phases=PHASES,
-                deadline=None,
-                database=None,
-                print_blob=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        with mock.patch("headway.cache.lease.open._NEAR", 1):  # prompts here are short
+            run_state_machine_as_test(
+                seed(number)(machine),
+                settings=settings(
+                    max_examples=examples,
+                    stateful_step_count=STEPS,
+                    phases=PHASES,
+                    deadline=None,
+                    database=None,
+                    print_blob=True,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
     except BaseException as error:
         again = f"HEADWAY_SEED={number} HEADWAY_EXAMPLES={PARTS * examples}"
         error.add_note(f"To run it again: {again} pytest tests/model -k 'device and 0'")

@@ -68,7 +68,7 @@ class Residency:
                 if edge.resident > edge.start and edge.resident % span:
                     begin -= 1
                     self._rename_last(edge, i, row.item(begin))
-                    run.pop()
+                    self._pool.release_one(run.pop())
                 ids = row[begin:end]
                 run.frombytes(ids.tobytes())
                 if not given:
@@ -103,21 +103,25 @@ class Residency:
                 continue
             copies = {child.runs[i][0] for child in edge.children.values() if child.resident > child.start}
             if copies and edge.runs[i][-1] not in copies:
-                block = min(copies)
-                self._pool.share_one(block)
-                self._rename_last(edge, i, block)
+                self._rename_last(edge, i, min(copies))
 
     def _rename_last(self, edge: Edge, table: int, block: int) -> None:
-        """Name `block`, which holds the same entries, in place of the last one of `edge`; pins move with it."""
-        run, span = edge.runs[table], self._tree.tables[table].span
-        old, first = run[-1], (edge.start // span + len(run) - 1) * span
-        if old != block:
-            for pin in edge.pins:
-                if pin.position > first:
-                    self._pool.unpin(np.array([old], dtype=np.int32))
+        """Name `block`, which holds the same entries, in place of the last one of `edge`; pins move with it.
+
+        So do the edges before it that end inside that block and name the same: what their pins share stays shared.
+        """
+        span, old = self._tree.tables[table].span, edge.runs[table][-1]
+        first = (edge.start // span + len(edge.runs[table]) - 1) * span
+        for one in edge.path() if old != block else ():
+            if one.end <= first:
+                return
+            if one.runs[table][-1] == old:
+                for _ in [pin for pin in one.pins if pin.position > first]:
                     self._pool.pin(np.array([block], dtype=np.int32))
-        self._pool.release_one(old)
-        run[-1] = block
+                    self._pool.unpin(np.array([old], dtype=np.int32))
+                self._pool.share_one(block)
+                self._pool.release_one(old)
+                one.runs[table][-1] = block
 
     def would_free(self, edge: Edge, keep: int) -> int:
         """Block ids that `edge` names for positions of [keep, resident) only."""

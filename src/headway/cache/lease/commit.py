@@ -49,8 +49,10 @@ class Committer(Parts):
             rows = step.rows[short]
             leases.planned[rows] = leases.computed[rows]
             self._undo_second(rows[leases.phase[rows] == STEPPING])
-        for row, start, computed in eager:
-            self._commit_one(row, start, computed)
+        # What makes more known may evict, so all of that comes before the first word about what is kept.
+        full = [self._enter_answer(row, computed) for row, _, computed in eager]
+        for (row, start, computed), one in zip(eager, full, strict=True):
+            self._commit_one(row, start, computed, full=one)
         self._drop_exports(step.exports)  # of rows whose tokens were rejected before the place: the state is not of it
         leases.under_way.pop(step.serial, None)
 
@@ -128,16 +130,23 @@ class Committer(Parts):
             leases.tail[size, who] = token
             leases.tail_size[who] = size + 1
 
-    def _commit_one(self, row: int, start: int, computed: int) -> None:
+    def _enter_answer(self, row: int, computed: int) -> bool:
+        """Enter what has gathered of an answer if that fills a stretch, or a checkpoint is due. Returns if it does."""
+        leases, record = self.leases, self.leases.record(row)
+        full, anchor = leases.tail_size.item(row) >= leases.stretch, record.anchor
+        if anchor is not None and record.published:
+            if full or (record.plan and anchor.position < computed and record.plan[0].position <= computed):
+                self.flush(row, record)
+        elif full:
+            leases.tail_size[row] = 0
+        return full
+
+    def _commit_one(self, row: int, start: int, computed: int, *, full: bool) -> None:
         leases, record = self.leases, self.leases.record(row)
         if computed > start and not record.restored:
             self._release_sources(record)
             record.restored = True
-        full = leases.tail_size.item(row) >= leases.stretch
-        if not record.published:
-            if full:
-                leases.tail_size[row] = 0
-        elif computed > start or full:
+        if record.published and (computed > start or full):
             self._publish_step(row, start, computed, record, full=full)
         if self.geometry.local and computed - start > 1:
             self.pool.drop_repeated(leases.drop_behind(np.array([row]), np.array([computed])))
@@ -148,8 +157,6 @@ class Committer(Parts):
         anchor, plan = record.anchor, record.plan
         assert anchor is not None
         known = start < max(len(record.prompt.tokens), anchor.position)
-        if full or (plan and anchor.position < computed and plan[0].position <= computed):
-            self.flush(row, record)
         if known:
             self.index.tree.mark_computed(anchor.edge, start, min(computed, anchor.position))
         if self.index.floats and (full or known):

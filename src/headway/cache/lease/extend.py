@@ -125,28 +125,15 @@ class Extender(Parts):
 
     def _extend_one(self, row: int, start: int, end: int, work: _Work) -> int:
         """Extend one lease, for fewer tokens if need be. Returns the end reached, `start` if nothing could be had."""
-        leases, state = self.leases, self.geometry.state_blocks
+        leases = self.leases
         if end <= leases.calm.item(row):
             return end
         record = leases.record(row)
-        due = [place for place in record.plan if place.position > start] if state else []
+        due = [place for place in record.plan if place.position > start] if self.geometry.state_blocks else []
         if due and not self.inside:
             end = min(end, due[0].position)
-        if self.geometry.local:  # a step under way may still read what only the steps before it let go
-            self.pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
-        places, need = due[:0], [0]
-        while end > start:
-            places = [place for place in due if place.position <= end]
-            need = [max(t.blocks_for(end) - leases.filled.item(t.index, row), 0) for t in self.geometry.tables]
-            if self.index.make_room(sum(need) + len(places) * state):
-                break
-            if self.drop_bookmark(row):
-                continue
-            if places and self.index.make_room(sum(need)):
-                places = []
-                break
-            end = start + (end - start) // 2
-        else:
+        end, need, places = self._afford(row, start, end, due)
+        if end == start:
             return start
         self._assign(row, need)
         if record.restored:
@@ -158,6 +145,26 @@ class Extender(Parts):
         if places:
             self._plan_exports(row, places, record, work)
         return end
+
+    def _afford(self, row: int, start: int, end: int, due: list[Place]) -> tuple[int, list[int], list[Place]]:
+        """How far towards `end` a lease can go, how many more blocks of each table that takes, and the exports.
+
+        When memory does not suffice, the bookmark goes first, then the exports, then half of the tokens.
+        """
+        leases, state = self.leases, self.geometry.state_blocks
+        while end > start:
+            if self.geometry.local:  # a step under way may still read what only the steps before it let go
+                self.pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
+            places = [place for place in due if place.position <= end]
+            need = [max(t.blocks_for(end) - leases.filled.item(t.index, row), 0) for t in self.geometry.tables]
+            if self.index.make_room(sum(need) + len(places) * state):
+                return end, need, places
+            if self.drop_bookmark(row):
+                continue
+            if places and self.index.make_room(sum(need)):
+                return end, need, []
+            end = start + (end - start) // 2
+        return start, [], []
 
     def _assign(self, row: int, need: list[int]) -> None:
         """Give a lease so many more blocks of each table."""

@@ -89,7 +89,7 @@ class Opener(Parts):
 
     def reach(self, hit: Hit, row: int) -> int:
         """See `PrefixCache.reach`."""
-        record, first = self.leases.record(row), self.leases.planned.item(row)
+        record, first = self.leases.record(row), self._settled(row)
         if record.anchor is None or not record.published:
             return 0
         last = min(hit.at.common(record.anchor), len(hit.prompt.tokens) - 1)
@@ -103,9 +103,17 @@ class Opener(Parts):
         """See `PrefixCache.keep_at`."""
         record, leases = self.leases.record(row), self.leases
         unplanned = all(place.position != position for place in record.plan)
-        if unplanned and record.published and not self.index.floats and position > leases.planned.item(row):
+        if unplanned and record.published and not self.index.floats and position > self._settled(row):
             insort(record.plan, Place(position, "junction"))
             self.committer.set_due(row, leases.computed.item(row), record)
+
+    def _settled(self, row: int) -> int:
+        """The position up to which it is too late to ask a lease for a checkpoint: a step exports what it was told."""
+        ends = [self.leases.computed.item(row)]
+        if self.geometry.state_table is not None:
+            for step in self.leases.under_way.values():
+                ends += (step.starts + step.counts)[step.rows == row].tolist()
+        return max(ends)
 
     def _wishes(self, prompt: Prompt, plan: list[Place]) -> tuple[Wish, ...]:
         """The wishes of a prompt."""
@@ -155,8 +163,9 @@ class Opener(Parts):
             if partial:
                 record.sources.append((table, ids[full:]))
                 self.pool.share_one(ids.item(full))
-        for section, table in zip(checkpoint.sections, self.geometry.tail_tables, strict=True):
-            used = section.part(table, hit.tokens)
+        tables = self.geometry.tail_tables
+        parts = [section.part(table, hit.tokens) for section, table in zip(checkpoint.sections, tables, strict=True)]
+        for used, table in zip(parts, tables, strict=True):
             self.pool.hold(used.ids, whole=used.whole)
             full = 0 if used.whole else hit.tokens // table.span - used.first
             if full:
@@ -164,18 +173,16 @@ class Opener(Parts):
                 leases.filled[table.index, row] += full
             if len(used.ids) > full:
                 record.sources.append((table, used.ids[full:]))
-        gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
         if record.plan and record.plan[0].position == hit.tokens:
-            checkpoint = self._keep_here(at, record.plan.pop(0).kind, checkpoint)
+            checkpoint = self._keep_here(at, record.plan.pop(0).kind, parts)
+        gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
         self.index.resume(at, hit.tokens, checkpoint, deepest=gone is None)
 
-    def _keep_here(self, at: Match, kind: str, checkpoint: Checkpoint) -> Checkpoint:
-        """Keep a checkpoint at `at`, which `checkpoint` serves from behind, by the same blocks. Returns it."""
-        pairs = zip(checkpoint.sections, self.geometry.tail_tables, strict=True)
-        sections = [section.part(table, at.position) for section, table in pairs]
-        for section in sections:
-            self.pool.share(section.ids)
-        return self.index.take_checkpoint(at, kind, tuple(Section(one.first, one.ids.copy()) for one in sections))
+    def _keep_here(self, at: Match, kind: str, parts: list[Section]) -> Checkpoint:
+        """Keep a checkpoint at `at`, which one behind it serves, by `parts` of its blocks. Returns it."""
+        for part in parts:
+            self.pool.share(part.ids)
+        return self.index.take_checkpoint(at, kind, tuple(Section(part.first, part.ids.copy()) for part in parts))
 
     def admit(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt of `hit` together with what its first step copies from.
