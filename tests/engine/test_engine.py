@@ -350,8 +350,8 @@ def test_prefix_reuse_can_be_switched_off():
         ({"placement": ("somewhere",)}, "unknown placement"),
         ({"eviction": "random"}, "eviction"),
         ({"memory": 0}, "memory is 0"),
-        ({"step_tokens": 0.5}, "step_tokens is 0.5"),
-        ({"step_tokens": 2.0, "draft": "lookup"}, "a model with step_tokens"),
+        ({"step_price": 0.5}, "step_price is 0.5"),
+        ({"step_price": 2.0, "draft": "lookup"}, "a model with step_price"),
     ],
 )
 def test_options_that_cannot_work(options: dict[str, object], text: str):

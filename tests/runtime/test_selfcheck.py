@@ -46,7 +46,7 @@ def test_models_that_cannot_continue_by_several_tokens(name: str, dtype: torch.d
     assert found.chunks > 0.3
     assert found.warning is not None
     assert "does not continue from a cached state by several tokens" in found.warning
-    assert 0 < found.step_tokens < 200
+    assert found.step_price >= 1
 
 
 def test_a_model_with_a_state_outside_its_cache_is_refused() -> None:

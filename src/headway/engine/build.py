@@ -181,7 +181,7 @@ def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) ->
         return config
     logger.warning("%s", check.warning)
     placed = tuple(kind for kind in config.placement if kind in _WHERE_ONE_PIECE_ENDS)
-    return replace(config, step_tokens=check.step_tokens, placement=placed)
+    return replace(config, step_price=check.step_price, placement=placed)
 
 
 def _geometry(layout: ModelLayout, config: EngineConfig, drafter: Sequence[LayerSpec]) -> CacheGeometry:

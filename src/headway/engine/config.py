@@ -124,7 +124,7 @@ class EngineConfig:
         memory: Bytes for the block pool, of every rank; None chooses from what the device has free.
         placement: See `headway.cache.CacheConfig`. The ends of answers need not lie on `checkpoint_alignment`.
         parallel: The ranks that compute.
-        step_tokens: For a model that continues token by token only: how many tokens of a prompt, computed in one piece,
+        step_price: For a model that continues token by token only: how many tokens of a prompt, computed in one piece,
             take as long as one such step. Its prompts are computed in one step, and so are limited by
             `max_batched_tokens` less one token for each of the other running requests. None for all other models.
         max_retries: How often a request whose step failed is tried again by itself before it is failed.
@@ -189,7 +189,7 @@ class EngineConfig:
         ),
     ] = DEFAULT_WAIT_TOKENS
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    step_tokens: float | None = None
+    step_price: float | None = None
     max_retries: int = 2
     check: bool = False
 
@@ -222,18 +222,18 @@ class EngineConfig:
         check_placement(self.placement)
         if self.eviction not in EVICTIONS:
             raise ConfigError(f"eviction is {self.eviction!r}, it must be one of {', '.join(EVICTIONS)}")
-        if self.step_tokens is not None and not self.step_tokens >= 1:
-            raise ConfigError(f"step_tokens is {self.step_tokens}, it must be at least 1")
+        if self.step_price is not None and not self.step_price >= 1:
+            raise ConfigError(f"step_price is {self.step_price}, it must be at least 1")
 
     def least_hit(self, tokens: int) -> int:
         """First position of a prompt of `tokens` tokens from which it pays to go on.
 
         A model that continues by several tokens goes on anywhere. One that does not either computes all but the last
         token in one piece, or resumes at position p and makes single steps, one for each token; the last is one in both
-        cases. The steps pay if (tokens - 1 - p) * step_tokens < tokens - 1. So does a checkpoint inside a prompt: the
+        cases. The steps pay if (tokens - 1 - p) * step_price < tokens - 1. So does a checkpoint inside a prompt: the
         steps behind it then cost less than the first request saves that resumes there.
         """
-        return 0 if self.step_tokens is None else math.floor((tokens - 1) * (1 - 1 / self.step_tokens)) + 1
+        return 0 if self.step_price is None else math.floor((tokens - 1) * (1 - 1 / self.step_price)) + 1
 
     def _check_drafts(self) -> None:
         if self.draft_rule not in list(AcceptanceRule):
@@ -242,8 +242,8 @@ class EngineConfig:
             raise ConfigError(f"draft_tokens is {self.draft_tokens}, it must be between 1 and {MOST_DRAFT_TOKENS}")
         if self.draft == "none" and (self.draft_tokens is not None or self.draft_rule != AcceptanceRule.MATCH):
             raise ConfigError("draft_tokens and draft_rule say how a drafter is used, and there is none: add --draft")
-        if self.draft != "none" and self.step_tokens is not None:
-            raise ConfigError("a draft is verified as a chunk of a prompt is: a model with step_tokens has no chunks")
+        if self.draft != "none" and self.step_price is not None:
+            raise ConfigError("a draft is verified as a chunk of a prompt is: a model with step_price has no chunks")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

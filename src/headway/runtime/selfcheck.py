@@ -91,7 +91,7 @@ class SelfCheck:
         steps: Difference of many rows resumed by single tokens, from checkpoints behind a path that goes on.
         max_difference: Largest absolute difference of any logit in the parts that the verdict relies on.
         detail: What went wrong, in one sentence; empty if nothing did.
-        step_tokens: Tokens of a prompt computed in one piece that took as long as one single step.
+        step_price: Tokens of a prompt computed in one piece that took as long as one single step.
     """
 
     verdict: Verdict
@@ -101,7 +101,7 @@ class SelfCheck:
     steps: float
     max_difference: float
     detail: str = ""
-    step_tokens: float = 1.0
+    step_price: float = 1.0
 
     @property
     def reuse(self) -> bool:
@@ -122,7 +122,7 @@ class SelfCheck:
             f"less is reused: {self.detail}. transformers' implementation of this model does not continue from a "
             f"cached state by several tokens at once. So prompts are computed in one piece, and a cached prefix is "
             f"reused where the rest, token by token, takes less time than the whole prompt in one piece (here a single "
-            f"step takes as long as {self.step_tokens:.1f} tokens in one piece)"
+            f"step takes as long as {self.step_price:.1f} tokens in one piece)"
         )
 
 
@@ -166,7 +166,7 @@ def self_check(model: PreTrainedModel, layout: ModelLayout, seed: int = 0) -> Se
         steps=steps.relative,
         max_difference=max(part.largest for part in relied),
         detail=detail,
-        step_tokens=probe.step_tokens,
+        step_price=probe.step_price,
     )
 
 
@@ -269,7 +269,7 @@ class _Probe:
         self._scratch = self._sequence()
 
     @property
-    def step_tokens(self) -> float:
+    def step_price(self) -> float:
         """Tokens computed in one piece in the time of one single step, at least 1."""
         return max(1.0, self._step_seconds / self._token_seconds)
 

@@ -464,9 +464,7 @@ def test_salts_do_not_meet():
 
 
 def test_whole_prompts_where_the_model_cannot_continue_one():
-    options = EngineConfig(
-        max_batched_tokens=40, max_running=4, step_tokens=5.0, placement=("prompt_end", "answer_end")
-    )
+    options = EngineConfig(max_batched_tokens=40, max_running=4, step_price=5.0, placement=("prompt_end", "answer_end"))
     bench = Bench(WORLDS["hybrid"], blocks=60, config=options)
     requests = [bench.add(prompt(30, seed=i), 10, ignore_eos=True) for i in range(4)]
     bench.run()
@@ -478,7 +476,7 @@ def test_whole_prompts_where_the_model_cannot_continue_one():
 def test_single_steps_go_on_where_they_are_cheaper(rest: int, resumed: bool):
     """All but the last of 35 + rest tokens in one piece, or as many steps as are behind 34, of 5 tokens' time each."""
     options = EngineConfig(
-        max_batched_tokens=200, max_running=4, step_tokens=5.0, placement=("prompt_end", "answer_end")
+        max_batched_tokens=200, max_running=4, step_price=5.0, placement=("prompt_end", "answer_end")
     )
     bench = Bench(WORLDS["hybrid"], blocks=60, config=options)
     first = bench.add(prompt(30), 5, ignore_eos=True)

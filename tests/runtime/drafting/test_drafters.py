@@ -105,7 +105,7 @@ def test_unknown_names_and_too_long_drafts_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"draft_rule": "best"}, {"draft_tokens": 0}, {"draft_tokens": 17}, {"draft": "mtp", "step_tokens": 2.0}],
+    [{"draft_rule": "best"}, {"draft_tokens": 0}, {"draft_tokens": 17}, {"draft": "mtp", "step_price": 2.0}],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="draft"):

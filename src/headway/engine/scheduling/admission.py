@@ -37,7 +37,7 @@ def length_limit(cache: PrefixCache, config: EngineConfig, model_limit: int | No
     """
     wished = [n for n in (config.max_model_len, model_limit) if n is not None]
     limit = min(wished, default=_ENDLESS)
-    if config.step_tokens is not None:
+    if config.step_price is not None:
         limit = min(limit, config.max_batched_tokens - config.max_running)
     fits = longest_servable(cache.geometry, cache.config.blocks, limit)
     if fits < 2:

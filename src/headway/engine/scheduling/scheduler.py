@@ -340,7 +340,7 @@ class Scheduler:
     @property
     def _single_steps(self) -> bool:
         """Whether the model continues token by token only."""
-        return self._config.step_tokens is not None
+        return self._config.step_price is not None
 
     def _admit_next(self) -> RunningRequest | None:
         """Admit the next request that may run beside others, or None if there is none now."""
