@@ -5,10 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from tests.server.fakes import ALPHABET, CharTokenizer, Running, running
 
 from headway.engine import EngineConfig, RanksLostError, StepWork
+from headway.server.pins import PinIds
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +234,12 @@ def test_a_pin_is_told_and_taken_back(server: Running):
     assert server.http.delete(f"/v1/pins/{pin['id']}").json()["error"]["code"] == "pin_not_found"
     assert server.http.delete(f"/v1/pins/{deeper['id']}").status_code == 200
     assert server.engine.snapshot().cache.pinned == 0
+
+
+def test_a_salt_that_looks_like_tokens_does_not_get_the_id_of_another_pin(server: Running):
+    pins = PinIds(server.engine)
+    named = [([65, 7], ""), ([7], "\0A\0\0")]
+    assert len({pins._enter(np.array(tokens, dtype=np.int32), salt, 60.0) for tokens, salt in named}) == 2
 
 
 def test_a_pin_that_is_refused_says_why():

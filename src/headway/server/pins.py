@@ -74,7 +74,8 @@ class PinIds:
         return entry is not None and self._engine.unpin(entry[1], entry[2])
 
     def _enter(self, tokens: NDArray[np.int32], salt: str, seconds: float) -> str:
-        digest = hashlib.blake2b(salt.encode() + b"\0" + tokens.tobytes(), key=self._key, digest_size=16)
+        prefix = f"{len(salt)} {salt}".encode() + tokens.tobytes()  # with its length: a salt may look like tokens
+        digest = hashlib.blake2b(prefix, key=self._key, digest_size=16)
         name, now = f"pin-{digest.hexdigest()}", time.monotonic()
         with self._lock:
             until = max(now + seconds, self._known.pop(name, (0.0,))[0])

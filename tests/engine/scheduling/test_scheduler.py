@@ -562,3 +562,19 @@ def test_whatever_happens_answers_are_right_and_nothing_leaks(seed: int):
     bench.check_right(*whole)
     assert {r.request_id for r in requests if r.finish_reason == "error"} == failed
     bench.check_nothing_leaks()
+
+
+@pytest.mark.parametrize("ends_at_once", [{"no_store": True}, {"tokens": 1}, {"placement": ("prompt_end",)}])
+def test_a_row_that_is_not_finite_ends_alone_even_if_nothing_of_it_is_to_be_kept(ends_at_once: dict):
+    """Such requests have nothing left to compute when they have failed, as those that have been answered."""
+    placement = ends_at_once.get("placement", ("prompt_end", "answer_end"))
+    bench = Bench(WORLDS["hybrid"], config=EngineConfig(max_batched_tokens=16, max_running=4, placement=placement))
+    bad = bench.add(prompt(ends_at_once.get("tokens", 9)), 4, no_store=ends_at_once.get("no_store", False))
+    good = bench.add(prompt(5, seed=1), 4, ignore_eos=True)
+    bench.device.not_finite = lambda work: [0]
+    bench.step()
+    bench.device.not_finite = lambda work: ()
+    bench.run()
+    assert (bad.finish_reason, good.finish_reason) == ("error", "length")
+    bench.check_right(good)
+    bench.check_nothing_leaks()

@@ -172,8 +172,9 @@ class Scheduler:
         for request, fault in failed:
             self._fail_not_finite(request, fault)
         self._waiting.release_reached(scheduled.requests)
-        self._finish([request for request in scheduled.requests if self._over(request)])
-        self._begin_long([request for request in scheduled.requests if request.lease is not None])
+        running = [request for request in scheduled.requests if request.lease is not None]
+        self._finish([request for request in running if self._over(request)])
+        self._begin_long([request for request in running if request.lease is not None])
         return self.take_news()
 
     def _fail_not_finite(self, request: RunningRequest, fault: RowFault) -> None:
