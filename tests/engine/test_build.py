@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.families.tiny import tiny_config
 from tests.runtime.drafting.tiny_drafters import save_tiny
-from tests.runtime.tiny_models import generated, tiny_model
+from tests.runtime.tiny_models import generated, tiny_model, with_random_weights
 from tests.server import tiny
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from headway.engine import EngineConfig, GenerationRequest, build
 from headway.engine.build import build_engine, engine_of
@@ -43,6 +45,14 @@ def test_an_engine_with_drafts_answers_as_generate(kind: str, memory: int, tmp_p
     assert now.drafter == kind
     assert now.counters.drafted_tokens == sum(result.drafted for result in results)
     assert now.counters.accepted_tokens == sum(result.accepted for result in results)
+
+
+def test_frequencies_that_change_with_the_length_are_capped_and_told(caplog: pytest.LogCaptureFixture):
+    config = tiny_config(Qwen3Config, rope="dynamic")
+    model = with_random_weights(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval(), 0)
+    built = engine_of(LoadedModel("m", model, tiny.tokenizer(), inspect_model(model)), EngineConfig(memory=8 << 20))
+    assert built.engine.max_model_len == config.max_position_embeddings
+    assert f"requests are limited to {config.max_position_embeddings} tokens" in caplog.text
 
 
 def test_a_model_that_cannot_verify_drafts_is_refused():

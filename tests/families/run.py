@@ -23,15 +23,19 @@ from tests.families.scan import Case, cases
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build" / "families.jsonl"
-_CODE = ("src/headway/cache", "src/headway/engine", "src/headway/runtime", "tests/families")
-_WRITER = ("page.py", "run.py", "test_families.py", "test_bf16.py")
+_CODE = (
+    *("src/headway/cache", "src/headway/engine", "src/headway/runtime"),
+    *("tests/families", "tests/runtime/tiny_models.py", "tests/server/tiny.py"),
+)
+_WITHOUT_EFFECT = ("page.py", "run.py", "test_families.py", "test_bf16.py")
+"""Files among these that judge nothing."""
 
 
 def code_digest() -> str:
     """A digest of all that decides a judgement."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in _CODE for path in (ROOT / folder).rglob("*.py")):
-        if path.name not in _WRITER:
+    for path in sorted(path for part in _CODE for path in [ROOT / part, *(ROOT / part).rglob("*.py")]):
+        if path.is_file() and path.name not in _WITHOUT_EFFECT:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -92,13 +92,13 @@ class HandCache:
         del self.length[name]
 
     def snapshot(self, name: str) -> tuple[list[np.ndarray], list[StateMove]]:
-        """Blocks for a checkpoint of `name`'s state after its next step, and the export that fills them."""
+        """Blocks for a checkpoint of `name` after its next step, in which it is the first row, and the export."""
         rows, moves = [], []
         for table, row in zip(self.geometry.tables, self.tables[name], strict=True):
             taken = np.array([self.free.pop() for _ in range(table.state_blocks)], dtype=np.int32)
             rows.append(taken)
             if table.state_blocks:
-                moves.append(StateMove(row[: table.state_blocks].copy(), taken))
+                moves.append(StateMove(row[: table.state_blocks].copy(), taken, 0))
         return rows, moves
 
     def _grow(self, name: str, count: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.runtime.tiny_models import tiny_model
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from headway.cache import CacheGeometry, FullAttention
@@ -312,6 +312,48 @@ def test_formats_that_are_not_served_are_named(tmp_path: Path, files: dict[str, 
     with pytest.raises(ModelError, match=text) as refused:
         load_model(str(tmp_path))
     assert "\n" not in str(refused.value)
+
+
+MXFP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""What a code of four bits stands for (OCP Microscaling Formats 1.0, E2M1)."""
+
+
+def test_mxfp4_weights_are_dequantised_as_they_load(saved: Path, tmp_path: Path) -> None:
+    config = GptOssConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["full_attention"],
+        quantization_config={"quant_method": "mxfp4"},
+    )
+    plain = AutoModelForCausalLM.from_config(config)
+    weights, expected = {}, {}
+    for name, weight in plain.state_dict().items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            weights[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        codes = torch.randint(0, 16, (experts, outputs, inputs))
+        scales = torch.randint(120, 126, (experts, outputs, inputs // 32))  # exponents, of blocks of 32 inputs
+        pairs = codes[..., 0::2] + 16 * codes[..., 1::2]  # the first of two in the lower half of a byte
+        weights[f"{name}_blocks"] = pairs.reshape(experts, outputs, inputs // 32, 16).to(torch.uint8)
+        weights[f"{name}_scales"] = scales.to(torch.uint8)
+        values = MXFP4[codes] * torch.exp2(scales - 127.0).repeat_interleave(32, dim=-1)
+        expected[name] = values.transpose(1, 2)
+    config.save_pretrained(tmp_path)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(saved / file, tmp_path)
+    loaded = load_model(str(tmp_path), dtype="fp32").model.state_dict()
+    assert len(expected) == 2
+    for name, values in expected.items():
+        assert torch.equal(loaded[name], values), name
 
 
 def test_a_gguf_file_is_named() -> None:

@@ -48,7 +48,8 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
 _WHERE_ONE_PIECE_ENDS = ("prompt_end", "answer_end", "breakpoint", "boundary")
-"""Kinds of places at which a prompt in one piece may end, so that single steps follow; the engine says which do."""
+"""Kinds of checkpoints of a model that continues token by token only. Others lie where a prompt in one piece would have
+to stop early, and all tokens behind them be computed one by one."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class _Model:
 
 def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) -> EngineConfig:
     """The options that a model's self-check leaves, with a warning where that is not what was asked for."""
-    if layout.grows and layout.max_tokens is not None:
+    if layout.dynamic_rope and layout.max_tokens is not None:
         logger.warning(
             "%s changes its rotary frequencies with every token behind %d (dynamic NTK scaling), so that answers would "
             "depend on earlier requests: requests are limited to %d tokens",

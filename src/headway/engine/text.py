@@ -78,6 +78,11 @@ class TextStream:
             return ""
         return self._grow(self._take_new(final=True) or "", final=True)
 
+    @property
+    def settled(self) -> tuple[int, int]:
+        """How many first tokens are all text that can be shown, and how many characters that is."""
+        return self._marks[0]
+
     def _start(self) -> None:
         """Forget the context if it ends inside a character: what the answer adds could not be told from it."""
         self._started = True
@@ -120,11 +125,6 @@ class TextStream:
         """Take the first `end` characters as the answer's: the last mark at or before stays, with those behind it."""
         while len(self._marks) > 1 and self._marks[1][1] <= end:
             self._marks.popleft()
-
-    @property
-    def settled(self) -> tuple[int, int]:
-        """How many first tokens are all text that can be shown, and how many characters that is."""
-        return self._marks[0]
 
     def _possible_start(self) -> int:
         """Length of the longest end of the text that a stop string starts with."""

@@ -22,6 +22,7 @@ from headway.replay.run.clairvoyant import clairvoyant_hits
 from headway.replay.run.figures import figures, kinds, lost_by_prefix, over_time
 from headway.replay.run.ledger import Ledger, Progress
 from headway.replay.run.order import OrderedRun
+from headway.replay.run.timed import TimedRun
 from headway.replay.trace.prefixes import Reading, endless_matches, read_outputs
 from headway.tell.run import ReplayResult
 
@@ -99,8 +100,6 @@ def _replayed(
         found = replace(settings, block_tokens=pages.block_tokens, state_groups=pages.state_groups)
         size, preset = (pages.block_tokens, pages.page_bytes, pages.count), described(found)
     elif config.timing is not None:
-        from headway.replay.run.timed import TimedRun  # with the engine's modules, which only a clock needs
-
         timed = TimedRun(trace, config, config.timing, reading, matches, progress)
         latency, ledger = timed.all(), timed.ledger
         size = 1, timed.scale.block_bytes, timed.scale.cache.blocks if limited else 0

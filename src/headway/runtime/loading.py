@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from headway.errors import ConfigError, ModelError
 from headway.runtime.model.inspection import inspect_model
@@ -33,7 +34,7 @@ from headway.runtime.model.layout import ModelLayout
 from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.distributed import TorchCommunicator
 from headway.runtime.parallel.tensor_parallel import layout_of_share, rules_of_reading, split_model
-from headway.runtime.sources import BUILTIN, require_served_format, require_unquantised, resolve_source
+from headway.runtime.sources import BUILTIN, head_weights, require_served_format, require_served_weights, resolve_source
 
 __all__ = [
     "BUILTIN",
@@ -54,10 +55,10 @@ _HUB_SECONDS = 10.0
 _NAMED = 5
 """Weights that are named where a checkpoint does not fit its config."""
 _LEFT = re.compile(
-    r"(^|\.)(mtp|mtp_layers|nextn)\.|rotary_emb\.inv_freq$|position_ids$"
+    r"rotary_emb\.inv_freq$|position_ids$"
     r"|(^|\.)(visual|vision_\w+|audio_\w+|multi_modal_projector|embed_vision|embed_audio)\."
 )
-"""Weights that a text model may leave: heads for drafts, buffers that are computed, and the parts for other media."""
+"""Weights that a text model may leave, besides heads for drafts: computed buffers, and the parts for other media."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Types of weights and cache entries by the name that options use; `auto` is fp32 on the CPU, else bf16."""
@@ -103,7 +104,7 @@ def load_model(
     name, path = resolve_source(source)
     _require_reachable(path)
     config = _load_config(name, path)
-    require_unquantised(name, config.to_dict())
+    require_served_weights(name, config.to_dict())
     if not sys.stderr.isatty():  # in a file or a pipe the bar is a heap of lines
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     whole: ModelLayout | None = None
@@ -111,7 +112,7 @@ def load_model(
         model = _load_weights(name, AutoModelForCausalLM, path, config, weights)
     else:
         model, whole = _load_share(name, path, config, weights, ranks)
-    tokenizer = _load_words(name, path)
+    tokenizer = _tokenizer_of(name, path)
     try:
         model = model.to(target).eval()
     except torch.OutOfMemoryError as error:
@@ -119,7 +120,7 @@ def load_model(
         raise ModelError(
             f"model {name!r} needs {size / 1024**3:.1f} GiB for its weights, {device} has not that much free"
         ) from error
-    _require_numbers(name, model)
+    _refuse_nan(name, model)
     folder = Path(path) if Path(path).is_dir() else None
     layout = inspect_model(model) if ranks is None or whole is None else layout_of_share(whole, model, ranks.size)
     return LoadedModel(name, model, tokenizer, layout, folder)
@@ -147,6 +148,8 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
     Raises:
         ModelError: A weight is missing, has another shape, or is left over; the message names some.
     """
+    if getattr(config, "quantization_config", None):
+        more["quantization_config"] = Mxfp4Config(dequantize=True)
     with _quiet():  # the report is told as one line
         model, told = _load(
             name,
@@ -161,7 +164,8 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
                 **more,
             ),
         )
-    left = [key for key in told["unexpected_keys"] if not _may_be_left(key, config)]
+    heads = head_weights(config.get_text_config(decoder=True))
+    left = [key for key in told["unexpected_keys"] if not (_LEFT.search(key) or heads.search(key))]
     other = [f"{key} {list(theirs)} for {list(ours)}" for key, theirs, ours in told["mismatched_keys"]]
     for what, keys in (
         ("lacks weights", told["missing_keys"]),
@@ -177,24 +181,14 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
     return model
 
 
-def _require_numbers(name: str, model: PreTrainedModel) -> None:
-    """Refuse weights that are NaN, in one pass: sums show it, and are not finite where they overflow as well."""
+def _refuse_nan(name: str, model: PreTrainedModel) -> None:
+    """Refuse weights that are NaN. Their sums show it in one pass; one that is not finite may just have overflowed."""
     suspect = ((key, weight) for key, weight in model.named_parameters() if not bool(weight.sum().isfinite()))
     broken = next((key for key, weight in suspect if bool(weight.isnan().any())), None)
     if broken is not None:
         raise ModelError(
             f"model {name!r} cannot be served: its weight {broken} has numbers that are NaN; get the checkpoint again"
         )
-
-
-def _may_be_left(key: str, config: Any) -> bool:
-    """Whether a weight of a checkpoint is one that the text model does not need."""
-    if _LEFT.search(key):
-        return True
-    text = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_nextn_predict_layers", None) or getattr(text, "num_mtp_layers", None) or 0
-    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)  # DeepSeek's form: heads follow the layers
-    return layer is not None and text.num_hidden_layers <= int(layer[1]) < text.num_hidden_layers + heads
 
 
 def _read_share(
@@ -299,7 +293,7 @@ def layout_of_rank(
     """
     name, whole = layout_without_weights(source, dtype, device=device)
     path = resolve_source(source)[1]
-    require_unquantised(name, _load_config(name, path).to_dict())
+    require_served_weights(name, _load_config(name, path).to_dict())
     if tp == 1:
         return name, whole
     with _shapes_alone(name, path, resolve_dtype(dtype, read_device(device))) as model:
@@ -325,10 +319,10 @@ def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
     """
     name, path = resolve_source(source)
     _require_reachable(path)
-    return _load_words(name, path)
+    return _tokenizer_of(name, path)
 
 
-def _load_words(name: str, path: str) -> PreTrainedTokenizerBase:
+def _tokenizer_of(name: str, path: str) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = _load(
         name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     )

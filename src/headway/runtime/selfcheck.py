@@ -13,6 +13,7 @@ keep a state outside the cache. Better to know at load than to serve wrong token
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -263,14 +264,14 @@ class _Probe:
         self._runner = ModelRunner(model, layout, self._geometry, blocks)
         self._runner.arena.data.fill_(0xFF)
         self._taken = 0
-        self._seconds: dict[bool, float] = {}
+        self._step_seconds = self._token_seconds = math.inf
         self._texts = [self._text(*each) for each in wanted]
         self._scratch = self._sequence()
 
     @property
     def step_tokens(self) -> float:
         """Tokens computed in one piece in the time of one single step, at least 1."""
-        return max(1.0, self._seconds[True] / self._seconds[False])
+        return max(1.0, self._step_seconds / self._token_seconds)
 
     def _wanted(
         self, named: Sequence[int], places: Sequence[int], short: int, middle: int
@@ -380,15 +381,18 @@ class _Probe:
         return _Row(text, cut, count, tables, np.concatenate([*copies, np.empty((0, 2), dtype=np.int32)]))
 
     def _states_of(self, source: list[Int32s], row: _Row) -> list[StateMove]:
-        """Copies of the running state of `source` to that of a row."""
+        """Copies of the running state of `source`, the only row of its batch, to that of a row."""
         return [
-            StateMove(held, own)
+            StateMove(held, own, 0)
             for table, held, own in zip(self._geometry.tables, source, row.tables, strict=True)
             if table.kind is TableKind.STATE
         ]
 
     def _run(self, rows: Sequence[_Row], exports: Sequence[StateMove] = ()) -> Sequence[torch.Tensor]:
-        """Logits of rows, float32 [count, vocab] each; notes what single steps and pieces from the start take."""
+        """Logits of rows, float32 [count, vocab] each.
+
+        Notes the least time of a single step, and of a token of a row that runs alone from its start.
+        """
         starts = np.array([row.start for row in rows], dtype=np.int64)
         batch = RunBatch(
             tokens=np.concatenate([row.text.tokens[row.start : row.start + row.count] for row in rows]),
@@ -407,11 +411,10 @@ class _Probe:
         if self._runner.device.type == "cuda":
             torch.cuda.synchronize(self._runner.device)
         took = time.perf_counter() - started
-        if starts.all() or len(rows) == 1:
-            single = bool(starts.all())
-            each = took if single else took / len(batch.tokens)
-            if not single or max(batch.counts) == 1:
-                self._seconds[single] = min(each, self._seconds.get(single, each))
+        if starts.all() and batch.counts.max() == 1:
+            self._step_seconds = min(self._step_seconds, took)
+        elif len(rows) == 1 and starts[0] == 0:
+            self._token_seconds = min(self._token_seconds, took / len(batch.tokens))
         return logits
 
 

@@ -1,4 +1,4 @@
-"""What a user means by a model: a directory, a hub id, or the built-in model; and which formats are not served.
+"""What a user means by a model (a directory, a hub id, or the built-in model), and what its files say that it is.
 
 The built-in model is a distribution of its own, `headway-builtin-model`: who embeds the cache does not need its 9 MB.
 
@@ -8,6 +8,7 @@ It imports neither torch nor transformers, which take seconds: a mistyped path i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,14 @@ from typing import Any
 
 from headway.errors import ModelError
 
-__all__ = ["BUILTIN", "foreign_drafter", "require_served_format", "require_unquantised", "resolve_source"]
+__all__ = [
+    "BUILTIN",
+    "foreign_drafter",
+    "head_weights",
+    "require_served_format",
+    "require_served_weights",
+    "resolve_source",
+]
 
 BUILTIN = "builtin"
 """Name of the built-in model."""
@@ -97,11 +105,14 @@ def require_served_format(name: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def require_unquantised(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model whose weights are quantised; arguments and errors as of `require_served_format`."""
+def require_served_weights(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse quantised weights but those in MXFP4, the published form of gpt-oss, which are dequantised as they load.
+
+    Arguments and errors are those of `require_served_format`.
+    """
     quantised = config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else "?"
+    method = quantised.get("quant_method", "?") if isinstance(quantised, Mapping) else "?"
+    if quantised and method != "mxfp4":
         raise ModelError(
             f"model {name!r} is quantised ({method}), which is not served: give the checkpoint in bf16 or fp32 that it "
             f"was made from"
@@ -119,6 +130,17 @@ def foreign_drafter(config: Mapping[str, Any]) -> str | None:
 
 _DRAFTERS = {"eagle3": "EAGLE-3", "eagle": "EAGLE", "dflash": "DFlash", "dspark": "DSpark", "medusa": "Medusa"}
 """Words in the config of a published drafter, and its kind."""
+
+
+def head_weights(config: Any) -> re.Pattern[str]:
+    """What to search for in the names of a checkpoint's weights, to find those of heads for multi-token prediction.
+
+    Args:
+        config: The config of its language model, as transformers reads it.
+    """
+    count = getattr(config, "num_mtp_layers", None) or getattr(config, "num_nextn_predict_layers", None) or 0
+    behind = [rf"layers\.{config.num_hidden_layers + i}" for i in range(count)]  # DeepSeek's heads follow the layers
+    return re.compile(rf"(^|\.)({'|'.join(['mtp', 'mtp_layers', 'nextn', *behind])})\.")
 
 
 def _read(path: Path) -> dict[str, Any]:

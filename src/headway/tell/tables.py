@@ -107,8 +107,9 @@ def latency(found: Latency) -> Table:
     ]
     note = (
         f"{found.computed_tokens:,.0f} tokens computed and {found.answer_tokens:,.0f} answered a second, busy "
-        f"{found.busy:.0%} of {format_seconds(found.seconds)}; {found.preemptions:,} preemptions; "
-        f"{found.waits:,} requests waited for another's prefill, which saved {found.waited_tokens:,} tokens"
+        f"{found.busy:.0%} of {format_seconds(found.seconds)}; {counted(found.preemptions, 'preemption')}; "
+        f"{counted(found.waits, 'request')} waited for another's prefill, which saved "
+        f"{counted(found.waited_tokens, 'token')}"
     )
     title = f"What requests would wait for, estimated ({counted(found.requests, 'request')})"
     return Table(title, ("", "half", "90%", "95%", "99%", "mean"), rows, note=note)

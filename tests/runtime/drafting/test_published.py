@@ -195,10 +195,14 @@ def test_a_head_of_which_a_weight_is_missing_is_refused(folders: dict[str, Path]
         load_drafter("mtp", model, folder)
 
 
-def test_heads_in_another_form_are_refused_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_next"}))
-    save_file({"mtp.fc.weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"heads .* in the form of qwen3_next, which is not run"):
+@pytest.mark.parametrize(
+    ("kind", "weight"),
+    [("qwen3_next", "mtp.fc.weight"), ("longcat_flash", "model.mtp.norm"), ("hy_v4", "model.mtp_layers.0.norm")],
+)
+def test_heads_in_another_form_are_refused_by_its_name(kind: str, weight: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    save_file({weight: torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"heads .* in the form of {kind}, which is not run"):
         groups_without_weights("mtp", tmp_path, torch.float32)
 
 

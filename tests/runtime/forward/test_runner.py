@@ -224,6 +224,6 @@ def test_exports_run_in_order_after_the_forward() -> None:
     cache.start("a")
     row = cache.tables["a"][0][:1].copy()
     spare = [np.array([cache.free.pop()], dtype=np.int32) for _ in range(2)]
-    cache.step({"a": [5, 6, 7]}, exports=[StateMove(row, spare[0]), StateMove(spare[0], spare[1])])
+    cache.step({"a": [5, 6, 7]}, exports=[StateMove(row, spare[0], 0), StateMove(spare[0], spare[1], 0)])
     data = cache.runner.arena.data
     assert torch.equal(data[int(row[0])], data[int(spare[1][0])])

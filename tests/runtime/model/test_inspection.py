@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -119,6 +121,14 @@ def test_what_attention_asks_for_is_refused_by_name(name: str, reason: str) -> N
     with pytest.raises(ModelError, match=reason) as raised:
         inspect_model(tiny_model(name))
     assert "NoneType" not in str(raised.value)
+
+
+def test_attention_to_what_no_layer_keeps_is_refused() -> None:
+    model = copy.deepcopy(tiny_model("Qwen3"))
+    attend, alone = AttentionInterface()[NAME], [torch.nn.Identity(), *[torch.zeros(1, 1, 8, 4)] * 3, None]
+    model.lm_head.register_forward_hook(lambda *_: attend(*alone))
+    with pytest.raises(ModelError, match=r"^Qwen3ForCausalLM cannot be served: a part of it attends to more than"):
+        inspect_model(model)
 
 
 @pytest.mark.parametrize(

@@ -81,24 +81,23 @@ def fits_beside(cache: PrefixCache, running: Sequence[tuple[int, int]], known: i
 def leader_of(
     cache: PrefixCache, hit: Hit, prefills: Sequence[RunningRequest], least: int
 ) -> tuple[RunningRequest, int] | None:
-    """The running prefill that a request should wait for, and up to where; a checkpoint is planned there.
+    """The running prefill that a request should wait for, and up to where; None if there is none. Changes nothing.
 
     Args:
         cache: The cache.
         hit: What it knows of the request's prompt.
         prefills: Running requests that compute prompts.
-        least: Fewest tokens that waiting must save; 0: it never does.
+        least: Fewest tokens that waiting must save.
     """
     reached = [
-        (cache.reach(hit, leader.lease.row), leader.computed, leader)
+        (leader, cache.reach(hit, leader.lease.row))
         for leader in prefills
-        if least and leader.lease is not None and leader.computed >= hit.tokens  # else it is slower than computing here
+        if leader.lease is not None and leader.computed >= hit.tokens  # else it is slower than computing here
     ]
-    position, computed, leader = max(reached, default=(0, 0, None), key=lambda one: one[:2])
-    if leader is None or leader.lease is None or position - hit.tokens < least or position <= computed:
+    if not reached:
         return None
-    cache.keep_at(leader.lease.row, position)
-    return leader, position
+    leader, position = max(reached, key=lambda one: (one[1], one[0].computed))
+    return (leader, position) if position > leader.computed and position - hit.tokens >= least else None
 
 
 def require_servable(request: GenerationRequest, cache: PrefixCache, vocabulary: int, max_model_len: int) -> None:

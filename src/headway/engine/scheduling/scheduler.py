@@ -235,9 +235,7 @@ class Scheduler:
             if len(took_part) == 1:
                 request.failures += 1
             if request.failures > self._config.max_retries:
-                why = (
-                    f"computing it failed {request.failures} times, the last time with {type(error).__name__}: {error}"
-                )
+                why = f"computing it failed {request.failures} times, last with {type(error).__name__}: {error}"
                 self._fail_request(request, RequestFailedError(f"request {request.request_id}: {why}"))
                 continue
             request.alone_until = max(request.alone_until, reached[id(request)])
@@ -359,12 +357,17 @@ class Scheduler:
 
         Returns whether it waits. Who has been running before does not.
         """
-        least = 0 if self._single_steps or request.cached_tokens is not None else self._config.wait_tokens
+        least = self._config.wait_tokens
+        if least == 0 or self._single_steps or request.cached_tokens is not None:
+            return False
         prefills = [r for r in self.running if not self._answering(r)]
         if (found := leader_of(self.cache, hit, prefills, least)) is None:
             return False
+        leader, position = found
+        assert leader.lease is not None
+        self.cache.keep_at(leader.lease.row, position)
         self._queue.pop()
-        self._waiting.hold(request, *found)
+        self._waiting.hold(request, leader, position)
         request.waited_from = hit.tokens if request.waited_from is None else request.waited_from
         return True
 
@@ -426,10 +429,8 @@ class Scheduler:
             request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
             waited_from = lease.hit.tokens if request.waited_from is None else request.waited_from
             request.waited_tokens = max(0, lease.hit.tokens - waited_from)
-            request.explanation = lease.explanation
+            request.explanation = replace(lease.explanation, displaced=displaced) if displaced else lease.explanation
             request.timings.admitted = self._clock()
-        if displaced is not None:
-            request.explanation = replace(lease.explanation, displaced=displaced)
         self.counters.count_admission(request, first, lease.hit.tokens)
         self._queue.charge(request.user, request.known - lease.hit.tokens)
         self.running.append(request)
@@ -466,13 +467,11 @@ class Scheduler:
         tokens = f"{request.known} tokens ({request.prompt_length} of them prompt)"
         pinned = self.cache.stats().pinned
         pins = f", {pinned} of them pinned" if pinned else ""
-        self._fail_request(
-            request,
-            RequestFailedError(
-                f"request {request.request_id}: {tokens} do not fit into the {self.cache.config.blocks} blocks of the "
-                f"cache{pins}; give the server more --memory or send less"
-            ),
+        error = RequestFailedError(
+            f"request {request.request_id}: {tokens} do not fit into the {self.cache.config.blocks} blocks of the "
+            f"cache{pins}; give the server more --memory or send less"
         )
+        self._fail_request(request, error)
 
     def _stop_running(self, request: RunningRequest) -> None:
         self.running.remove(request)

@@ -12,6 +12,7 @@ asked for.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -57,7 +58,7 @@ class MtpNetwork(nn.Module):
             hidden: [rows, tokens, hidden], the target's features, or this head's outputs at the position before.
             embedded: [rows, tokens, hidden], embeddings of the token behind each position.
             positions: int64 [rows, tokens].
-            attending: One function a layer.
+            attending: One function per layer.
 
         Returns:
             [rows, tokens, hidden]; `out_norm` of it goes to the target's output head.
@@ -87,20 +88,20 @@ class MtpHead(Protocol):
         ...
 
 
-class LayerEntries(Protocol):
+class LayerEntries(ABC):
     """What one layer attends to during one pass. As an `Attend` it does both steps at once."""
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Extend, then mix."""
-        ...
+        return self.mix(query, *self.extend(keys, values))
 
+    @abstractmethod
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Take new entries, [rows, tokens, heads, width]; returns all that there are, [rows, columns, heads, width]."""
-        ...
 
+    @abstractmethod
     def mix(self, query: Tensor, keys: Tensor, values: Tensor, scores: Scores | None = None) -> Tensor:
         """Attend to keys and values that were made of all entries: [rows, tokens, heads, value width]."""
-        ...
 
 
 class MtpDrafter:
@@ -180,14 +181,11 @@ class MtpDrafter:
         return [_Chaining(*self._memory.read(layer, histories), histories.seen) for layer in range(self._sizes.layers)]
 
 
-class _Storing:
+class _Storing(LayerEntries):
     """Causal attention over the history and the new tokens of a pass, whose entries are stored."""
 
     def __init__(self, memory: DraftMemory, layer: int, observed: Observed, histories: Histories) -> None:
         self._memory, self._layer, self._observed, self._histories = memory, layer, observed, histories
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return self.mix(query, *self.extend(keys, values))
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         observed = self._observed
@@ -205,14 +203,11 @@ class _Storing:
         return torch.cat(parts, dim=1)
 
 
-class _Chaining:
+class _Chaining(LayerEntries):
     """Attention of one token after another to the history and to those before, which are stored nowhere."""
 
     def __init__(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
         self._keys, self._values, self._seen = keys, values, seen
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return self.mix(query, *self.extend(keys, values))
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self._keys = torch.cat([self._keys, keys], dim=1)

@@ -13,7 +13,6 @@ Rejected: running `MtpModel` as it stands. It drafts for one sequence, over a ca
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from headway.errors import ModelError
 from headway.runtime.drafting.memory import EntrySizes
 from headway.runtime.drafting.mtp import LayerEntries
 from headway.runtime.model.attention import AttentionSwitch, Scores
+from headway.runtime.sources import head_weights
 
 __all__ = ["PublishedHead", "has_published_head", "published_sizes"]
 
@@ -42,8 +42,8 @@ def has_published_head(folder: Path) -> bool:
         ModelError: It has, and they are in a form that is not run.
     """
     config = _config(folder)
-    heads = _pattern(config)
-    if not any(name.startswith("mtp.") or heads.search(name) for name in _weights(folder)):
+    heads = head_weights(config)
+    if not any(heads.search(name) for name in _weights(folder)):
         return False
     if config.model_type not in _KNOWN:
         raise ModelError(
@@ -117,8 +117,8 @@ class _Entries:
 
 
 def _load(model: Any) -> Any:
-    """Transformers' heads. It knows the layer numbers of the first published checkpoints, so it is told this one's."""
-    model._keys_to_ignore_on_load_unexpected = [_pattern(model.config.get_text_config(decoder=True)).pattern]
+    """The heads, made by transformers. It knows layer numbers of a few checkpoints alone, and is told those of this."""
+    model._keys_to_ignore_on_load_unexpected = [head_weights(model.config.get_text_config(decoder=True)).pattern]
     try:
         return MtpModel.from_pretrained(model)
     finally:
@@ -132,13 +132,6 @@ def _config(folder: Path) -> Any:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"cannot load the config of the model in {folder}: {reason}") from error
-
-
-def _pattern(config: Any) -> re.Pattern[str]:
-    """Names of the weights of heads in DeepSeek's form: they follow the layers."""
-    first, count = config.num_hidden_layers, getattr(config, "num_mtp_layers", None) or 0
-    numbers = "|".join(str(first + i) for i in range(count))
-    return re.compile(rf"(^|\.)layers\.({numbers})\." if numbers else r"(?!)")
 
 
 def _weights(folder: Path) -> list[str]:

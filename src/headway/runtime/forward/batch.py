@@ -36,7 +36,7 @@ class StateMove:
 
     source: Int32s
     destination: Int32s
-    row: int = 0
+    row: int
 
 
 def _no_copies() -> Int32s:

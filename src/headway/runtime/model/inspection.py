@@ -27,7 +27,7 @@ from headway.cache import ComputeCost
 from headway.errors import ModelError
 from headway.runtime.model.attention import AttentionSwitch, Scores, masked_attention
 from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
-from headway.runtime.model.rotary import grows, long_rope_of
+from headway.runtime.model.rotary import has_dynamic_rope, long_rope_of
 
 __all__ = ["cache_argument", "inspect_model", "raised_in"]
 
@@ -95,9 +95,7 @@ class _ProbeContext:
     ) -> torch.Tensor:
         index = layer if self.cache.updated is None else self.cache.updated
         if index is None:
-            raise ModelError(
-                f"{self.name} cannot be served: a part of it attends to more than the entries of cached tokens"
-            )
+            raise ModelError("a part of it attends to more than the entries of cached tokens")
         self.cache.updated = None
         self.calls[index] = _Attended(query.shape[1], key.shape[-1] + value.shape[-1], key)
         queries, columns = query.shape[2], key.shape[2]
@@ -151,7 +149,7 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
         tp=tp,
         rank_parameters=held,
         long_rope=long_rope_of(model, cache_argument(model)),
-        grows=grows(model),
+        dynamic_rope=has_dynamic_rope(model),
     )
 
 

@@ -158,7 +158,7 @@ class ModelLayout:
         gathered: Ranks whose heads an entry of full attention has, in layers that are split by heads: where ranks split
             the tokens as well, each holds the entries of its own tokens and of all their heads.
         long_rope: Its two sets of rotary frequencies, or None for a model with one.
-        grows: Whether its rotary frequencies change with every token behind `max_tokens` (dynamic NTK scaling).
+        dynamic_rope: Whether its rotary frequencies change with every token behind `max_tokens` (dynamic NTK scaling).
     """
 
     model: str
@@ -175,7 +175,7 @@ class ModelLayout:
     rank_parameters: int = 0
     gathered: int = 1
     long_rope: LongRope | None = None
-    grows: bool = False
+    dynamic_rope: bool = False
 
     def group(self, name: str) -> LayerSpec:
         """Return the group called `name` (KeyError if there is none)."""

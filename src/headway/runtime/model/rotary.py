@@ -24,7 +24,7 @@ from transformers import DynamicCache, PreTrainedModel
 from headway.errors import ModelError
 from headway.runtime.interface import LongRope
 
-__all__ = ["LongSet", "grows", "long_rope_of"]
+__all__ = ["LongSet", "has_dynamic_rope", "long_rope_of"]
 
 _LONG, _DYNAMIC = "longrope", "dynamic"
 
@@ -67,7 +67,7 @@ def _hide_last(_: nn.Module, __: Any, output: Any) -> Any:
     return tuple(angles[..., :-1, :] for angles in output)
 
 
-def grows(model: PreTrainedModel) -> bool:
+def has_dynamic_rope(model: PreTrainedModel) -> bool:
     """Whether a model's rotary frequencies change with the length of a sequence beyond what its config names."""
     return any(True for _ in _rotary_modules(model, _DYNAMIC))
 
