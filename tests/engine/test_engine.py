@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from headway.engine import (
     EngineConfig,
     EngineStoppedError,
     GenerationRequest,
+    NotFiniteError,
     QueueFullError,
     RequestFailedError,
     RequestHandle,
@@ -23,6 +25,7 @@ from headway.engine import (
     longest_servable,
 )
 from headway.errors import ConfigError, RequestError
+from headway.runtime.interface import RowFault
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -37,12 +40,16 @@ class Watcher:
     def __init__(self) -> None:
         self.finished: list[RequestResult] = []
         self.tokens = 0
+        self.forgot: list[str | None] = []
 
     def request_finished(self, result: RequestResult) -> None:
         self.finished.append(result)
 
     def step_done(self, seconds: float, tokens: int) -> None:
         self.tokens += tokens
+
+    def forgotten(self, salt: str | None) -> None:
+        self.forgot.append(salt)
 
 
 @contextmanager
@@ -231,6 +238,18 @@ def test_reset_from_another_thread_while_requests_run():
             assert handle.result(60).tokens == tuple(
                 expected_answer(built.cache.geometry, request.tokens.tolist(), 100, ignore_eos=True)
             )
+
+
+def test_observers_hear_whose_prefixes_were_forgotten_on_purpose():
+    with engine() as (built, device):
+        run = device.run
+        device.run = lambda work: [replace(answer, fault=RowFault(damaged=4)) for answer in run(work)]
+        with pytest.raises(NotFiniteError, match="has been forgotten"):
+            built.submit(asked(prompt(20), salt="mine")).result(60)
+        assert built.observer.forgot == ["mine"]
+        device.run = run
+        built.reset(60)
+        assert built.observer.forgot == ["mine", None]
 
 
 def test_drain_refuses_new_requests_and_lets_old_ones_end():

@@ -11,14 +11,16 @@ import pytest
 import torch
 from tests.engine.ranks import test_matrix
 from tests.engine.test_drafts_against_generate import Driver, drafter_for
+from tests.runtime.hand_cache import HandCache
 from tests.runtime.tiny_models import generated, tiny_model
 
 from headway.cache import TableKind
 from headway.engine import EngineConfig, NotFiniteError, RunningRequest
-from headway.runtime.forward.finite import extremes
+from headway.runtime.forward.finite import extremes, finite_states
 
 MODELS = ("KimiLinear", "GraniteMoeHybrid", "GptOss", "Qwen3")
 """A state and full attention, twice; windows; full attention alone."""
+STATEFUL = ("KimiLinear", "BailingHybrid", "Qwen3Next", "OlmoHybrid", "NemotronH", "GraniteMoeHybrid", "Lfm2", "Zamba2")
 CONFIG = EngineConfig(max_batched_tokens=64, max_running=4)
 NAN = 0xFF
 
@@ -140,6 +142,27 @@ def test_a_poisoned_state_is_found_where_its_entries_are_sound(name: str):
     assert driver.right(again)
 
 
+@pytest.mark.parametrize("name", MODELS[:2])
+def test_a_broken_state_that_a_bookmark_copies_goes_with_its_row(name: str):
+    driver = Watched(name)
+    bad = driver.add(prompt(1), 12)
+    while len(bad.answer) < 3:
+        driver.step()
+    running = driver.blocks_of(bad, TableKind.STATE).copy()
+    driver.poison(running)
+    driver.cache.bookmark([bad.lease.row])
+    scheduled = driver.scheduler.schedule()
+    assert np.isin(running, scheduled.work.step.copies[:, 0]).all()
+    (update,) = driver.scheduler.complete(scheduled, driver.executor.run(scheduled.work))
+    assert isinstance(update.error, NotFiniteError)
+    assert driver.cache.stats().leased == 0
+    again = driver.add([*prompt(1), *bad.answer.tolist()], 12)
+    driver.run()
+    assert not driver.errors
+    assert again.cached_tokens == 69, "the end of the prompt"
+    assert driver.right(again)
+
+
 @contextmanager
 def broken_weight(name: str, weight: str) -> Iterator[None]:
     parameter = dict(tiny_model(name).named_parameters())[weight]
@@ -199,3 +222,35 @@ def test_what_one_rank_of_several_holds_fails_the_row_on_all(ranks: dict[str, in
     assert isinstance(errors.pop(bad), NotFiniteError)
     assert not errors
     assert good.answer.tolist() == generated(name, tuple(prompt(2)), 12)[0]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_step_whose_numbers_are_finite_leaves_a_finite_state(name: str, count: int):
+    """So what a bookmark copies and what the end of a request donates needs no look of its own.
+
+    One number of the state is broken at a time, in every field of every layer. The row fails, unless its step neither
+    reads that number nor keeps it: the oldest column of a convolution is pushed out.
+    """
+    cache, dice = HandCache(tiny_model(name)), np.random.default_rng(count)
+    cache.start("sound")
+    cache.step({"sound": prompt(1, 9)})
+    arena, read = cache.runner.arena, 0
+    table = next(table for table in cache.geometry.tables if table.kind is TableKind.STATE)
+    layers = [layer.index for layer in arena.layout.layers if layer.state is not None]
+    for layer in layers:
+        for field in arena.state_fields(
+            arena.gather_states(torch.zeros((1, table.state_blocks), dtype=torch.int64)), layer
+        ):
+            copies = cache.fork("sound", "broken")
+            arena.copy_blocks(*(torch.tensor(side) for side in zip(*copies, strict=True)))
+            ids = torch.from_numpy(cache.tables["broken"][table.index][: table.state_blocks].astype(np.int64))
+            states = arena.gather_states(ids[None])
+            numbers = arena.state_fields(states, layer)[field][0]
+            numbers[tuple(dice.integers(size) for size in numbers.shape)] = dice.choice([np.nan, np.inf, -np.inf])
+            arena.scatter_states(ids[None], states)
+            result = cache.step({"broken": prompt(2, count)})
+            read += not result.finite.item()
+            assert not result.finite.item() or bool(finite_states(arena, ids)), (layer, field)
+            cache.end("broken")
+    assert read > 0

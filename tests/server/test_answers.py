@@ -1,6 +1,8 @@
 """Answers that come back as text, found and put back in their own tokens."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ def answered(
     """How a request ended."""
     request = GenerationRequest(np.array([1], dtype=np.int32), 99, text=prompt, **asked)
     told = settled or (len(tokens), len(text))
-    return RequestResult("stop", None, 1, tuple(tokens), text, 0, "", None, Timings(0.0), 0, request, settled=told)
+    return RequestResult("stop", None, 1, tuple(tokens), text, 0, "", None, Timings(1.0), 0, request, settled=told)
 
 
 def given(*results: Any, **options: Any) -> GivenAnswers:
@@ -66,8 +68,20 @@ def test_what_was_used_longest_ago_is_forgotten():
     assert [bool(spans(answers, f"{i}: yes")) for i in range(4)] == [True, False, True, True]
     few = given(*(answered(f"{i}: ", "yes", [1, 2]) for i in range(4)), most_tokens=5)
     assert [bool(spans(few, f"{i}: yes")) for i in range(4)] == [False, False, True, True]
-    few.forget()
-    assert not spans(few, "3: yes")
+
+
+def test_what_is_forgotten_takes_its_answers_along_and_those_under_way():
+    answers = given(answered("a: ", "yes", [1]), answered("a: ", "yes", [1], salt="me"))
+    answers.forgotten("me")
+    assert (spans(answers, "a: yes", "me"), spans(answers, "a: yes")) == ([], [(3, 6)])
+    answers.forgotten(None)
+    assert spans(answers, "a: yes") == []
+    answers.request_finished(replace(answered("a: ", "yes", [1]), timings=Timings(time.monotonic())))
+    assert spans(answers, "a: yes") == [(3, 6)]
+    under_way = replace(answered("a: ", "yes", [1]), timings=Timings(time.monotonic()))
+    answers.forgotten(None)
+    answers.request_finished(under_way)
+    assert spans(answers, "a: yes") == []
 
 
 # In prompts. `Merging` writes two equal characters as one token; the model wrote them one by one.

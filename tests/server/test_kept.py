@@ -4,7 +4,9 @@ On the built-in model, on a random one with windows and on one of states alone, 
 and on the fake device, where steps can be held up. The right numbers are those of the tokens that two prompts share.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from tests.server import tiny
 from tests.server.fakes import ALPHABET, CharTokenizer, listening, running
 from tests.server.test_disconnect import Gate
 
-from headway.engine import EngineConfig
+from headway.engine import Engine, EngineConfig
 from headway.engine.build import build_engine
 from headway.runtime.sources import resolve_source
 from headway.server import ServerOptions
@@ -33,9 +35,16 @@ WINDOWED, RECURRENT = "Gemma3", "Mamba2"
 
 @dataclass
 class Chat:
-    """Conversations with a server."""
+    """Conversations with a server of the model `name`."""
 
+    name: str
     client: openai.OpenAI
+    engine: Engine
+
+    def begin_anew(self) -> None:
+        """Forget what is cached, and what was learned from the tests before."""
+        self.engine.reset()
+        self.engine.cache._index.usage.reuse._kinds.clear()
 
     def ask(self, messages: list[Message], salt: str = "", **options: Any) -> Any:
         """An answer, with its explanation."""
@@ -47,6 +56,11 @@ class Chat:
 
 def cached(answer: Any) -> int:
     return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+
+def says(role: str, tokens: int) -> Message:
+    """A message whose content is so many tokens; each message has 4 tokens around it, and the first one more."""
+    return {"role": role, "content": " ".join(["so"] * tokens)}
 
 
 def go_on(messages: list[Message], said: str) -> list[Message]:
@@ -77,7 +91,7 @@ def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         listening(built.engine.start(), built.tokenizer, ServerOptions("kept", explain="all")) as (url, _),
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        yield Chat(client)
+        yield Chat(name, client, built.engine)
 
 
 def test_an_answer_that_is_sent_back_is_the_one_that_was_given(chat: Chat):
@@ -101,29 +115,67 @@ def test_an_answer_that_a_stop_string_ends_is_reused_up_to_its_visible_text(chat
 
 
 def test_another_question_behind_the_same_examples_computes_itself_alone(chat: Chat):
-    talk = [{"role": "system", "content": "Give the number of letters of a word, and nothing else."}]
-    for word in ("apple", "bread", "cherries", "date"):
-        talk += [{"role": "user", "content": f"How many letters has {word}? " * 4}]
-        talk += [{"role": "assistant", "content": f"It has {len(word)} letters, if I count every one of them once."}]
-    first = chat.ask([*talk, {"role": "user", "content": "How many letters has elderberry?"}], max_tokens=2)
+    """RPT-14. A window's entries serve the two tokens of the next message's opening as well."""
+    chat.begin_anew()
+    ends = (89, 190, 278, 409, 465, 591, 692, 825, 879)
+    roles = ("system", *("user", "assistant") * 4)
+    talk = [says(role, end - start - 4) for role, start, end in zip(roles, (1, *ends), ends, strict=False)]
+    first = chat.ask([*talk, says("user", 6)], max_tokens=2)
+    assert first.headway["boundaries"] == [*ends, 889]
     second = chat.ask([*talk, {"role": "user", "content": "And now tell me about figs."}], max_tokens=2)
-    history = first.headway["boundaries"][-2]
-    assert history == second.headway["boundaries"][-2]
-    assert (cached(second), second.headway["resumed_from"]) == (history, "boundary:-2")
+    assert second.headway["matched_tokens"] == 881
+    resumed = (881, "prompt_end") if chat.name == WINDOWED else (879, "boundary:-2")
+    assert (cached(second), second.headway["resumed_from"]) == resumed
 
 
 def test_others_share_a_marked_part_whatever_follows_it(chat: Chat):
-    words = " ".join(f"word{i}" for i in range(60))
-    marked = {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
-    more, question = {"type": "text", "text": "And so on."}, {"role": "user", "content": "Why?"}
-    first = chat.ask([{"role": "system", "content": [marked]}, question], max_tokens=2)
-    second = chat.ask([{"role": "system", "content": [marked, more]}, question], max_tokens=2)
-    [place] = first.headway["breakpoints"]
-    assert (cached(second), second.headway["resumed_from"]) == (place, "breakpoint")
-    assert second.headway["matched_tokens"] == place, "nothing more is common to both"
-    for content in ([marked], [marked, more]):
-        last = chat.ask([LIBRARIAN[0], {"role": "user", "content": content}], max_tokens=2)
-    assert cached(last) == last.headway["matched_tokens"] == last.headway["breakpoints"][0]
+    """RPT-07, in the instructions and in a user's message."""
+    marked = {"type": "text", "text": says("", 513)["content"], "cache_control": {"type": "ephemeral"}}
+    more, question = {"type": "text", "text": ". And" + " on" * 44}, says("user", 1)
+    for before, role, behind, place in (([], "system", [question], 516), ([says("system", 1)], "user", [], 521)):
+        chat.begin_anew()
+        contents = [marked], [marked, more]
+        talks = [[*before, {"role": role, "content": content}, *behind] for content in contents]
+        first, second = (chat.ask(talk, max_tokens=2) for talk in talks)
+        assert (first.usage.prompt_tokens, second.usage.prompt_tokens) == (525, 572)
+        assert first.headway["breakpoints"] == [place]
+        assert (cached(second), second.headway["resumed_from"]) == (place, "breakpoint")
+        assert second.headway["matched_tokens"] == place, "nothing more is common to both"
+
+
+def test_equal_prompts_at_once_are_computed_once(chat: Chat):
+    """RPT-15: whoever comes while the first is computed waits for it."""
+    chat.begin_anew()
+    messages = [says("system", 789), says("user", 1728)]
+    before, together = chat.engine.snapshot(60).counters.computed_tokens, threading.Barrier(4)
+
+    def ask() -> Any:
+        together.wait(60)
+        return chat.ask(messages, max_tokens=1)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [answer.result() for answer in [pool.submit(ask) for _ in range(4)]]
+    assert [answer.usage.prompt_tokens for answer in answers] == [2528] * 4
+    assert sorted(cached(answer) for answer in answers) == [0, 2527, 2527, 2527]
+    assert chat.engine.snapshot(60).counters.computed_tokens - before == 2531
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", ["built-in"], indirect=True)
+def test_three_attempts_with_a_short_timeout_end_in_a_hit(chat: Chat):
+    """RPT-01: 21,599 tokens, and a client that waits for 1.5 seconds. No token is computed twice but the last."""
+    chat.begin_anew()
+    before = chat.engine.snapshot(60).counters.computed_tokens
+    messages = [says("system", 7), says("user", 21_581)]
+    for _ in range(3):
+        try:
+            chat.ask(messages, max_tokens=1, timeout=1.5)
+        except openai.APITimeoutError:
+            continue
+    last = chat.ask(messages, max_tokens=1)
+    assert (last.usage.prompt_tokens, last.headway["boundaries"][0]) == (21_599, 12)
+    assert cached(last) >= 2060
+    assert chat.engine.snapshot(60).counters.computed_tokens - before <= 21_599 + 3
 
 
 # On the fake device, for every kind of layer.
@@ -183,7 +235,8 @@ def test_a_template_that_shows_something_before_answers_only_loses_no_more_than_
             hits.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
             ends.append(reply["headway"]["boundaries"][-1])
             talk = go_on(talk, "so I think that!It is a nice day here")
-        assert hits[1:] == ends[:-1], "each turn resumes where the last message of the one before ended"
+        more = len("<assistant>") if world == "window" else 0  # the opening of the answer; a window serves that as well
+        assert hits[1:] == [end + more for end in ends[:-1]], "each turn resumes where the last message ended"
 
 
 def test_an_answer_that_is_not_restored_is_named_as_the_cause():

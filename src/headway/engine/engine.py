@@ -187,7 +187,14 @@ class Engine:
             EngineStoppedError: The engine has stopped.
             TimeoutError: A step took longer than `timeout` seconds.
         """
-        return self._call(self._scheduler.cache.reset, timeout)
+
+        def reset() -> ResetReport:
+            report = self._scheduler.cache.reset()
+            if self.observer is not None:
+                self.observer.forgotten(None)
+            return report
+
+        return self._call(reset, timeout)
 
     def unpin(self, tokens: NDArray[np.int32], salt: str, timeout: float | None = 60.0) -> bool:
         """End the pin at the end of a prefix. Returns whether there was one.
@@ -309,6 +316,8 @@ class Engine:
         news = self._scheduler.complete(scheduled, output)
         if self.observer is not None:
             self.observer.step_done(time.monotonic() - started, scheduled.tokens)
+            for salt in self._scheduler.take_forgotten():
+                self.observer.forgotten(salt)
         return news
 
     def _look_after_ranks(self) -> None:

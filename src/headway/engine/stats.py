@@ -111,3 +111,6 @@ class Observer(Protocol):
 
     def step_done(self, seconds: float, tokens: int) -> None:
         """A step took `seconds` for `tokens`."""
+
+    def forgotten(self, salt: str | None) -> None:
+        """Prefixes with a salt were forgotten on purpose, or all with None; not to make room for others."""

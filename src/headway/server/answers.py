@@ -8,12 +8,17 @@ text that ended with that answer: prompt and answer, from the first character on
 An answer is found by the digest of all text up to its end, so equal answers to other prompts are no matter, and no text
 is kept. How many texts have to be digested for a prompt does not grow with what is kept: only ends at which the prompt
 has the same few characters are looked at.
+
+What is forgotten on purpose takes its answers along, those under way included: at a reset all of them, with a damaged
+prefix those of its salt. Answers stay when the cache makes room: a prompt computed anew in their ids is as right as in
+any others, and its path is then the one that earlier requests took, which may still be there in part.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -59,17 +64,25 @@ class GivenAnswers:
         self._answers: OrderedDict[tuple[str, bytes], tuple[GivenAnswer, str]] = OrderedDict()
         self._ends: dict[str, dict[tuple[int, str], int]] = {}
         self._tokens = 0
+        self._forgotten_at = 0.0
         self._lock = threading.Lock()
 
     def request_finished(self, result: RequestResult) -> None:
-        """Keep the answer, as far as its tokens are all text."""
+        """Keep the answer, as far as its tokens are all text; none that was under way when something was forgotten."""
         asked, (count, characters) = result.request, result.settled
-        if asked.text and characters and not asked.no_store:
+        if asked.text and characters and not asked.no_store and result.timings.arrived > self._forgotten_at:
             tokens = np.array(result.tokens[:count], dtype=np.int32)
             self._keep(asked.salt, asked.text + result.text[:characters], len(asked.text), tokens)
 
     def step_done(self, seconds: float, tokens: int) -> None:
         """Steps are no matter."""
+
+    def forgotten(self, salt: str | None) -> None:
+        """Forget the answers with a salt, or all of them."""
+        with self._lock:
+            self._forgotten_at = time.monotonic()
+            for key in [key for key in self._answers if salt is None or key[0] == salt]:
+                self._drop(key)
 
     def _keep(self, salt: str, text: str, start: int, tokens: NDArray[np.int32]) -> None:
         key, tail = (salt, _digest(text)), text[-_TAIL:]
@@ -110,13 +123,6 @@ class GivenAnswers:
                         found.pop()
                     found.append(answer)
             return found
-
-    def forget(self) -> None:
-        """Forget all of them."""
-        with self._lock:
-            self._answers.clear()
-            self._ends.clear()
-            self._tokens = 0
 
 
 def _bytes(text: str) -> bytes:

@@ -56,6 +56,9 @@ class Metrics(Collector):
         self._step.observe(seconds)
         self._step_tokens.observe(tokens)
 
+    def forgotten(self, salt: str | None) -> None:
+        """Not counted."""
+
     def describe(self) -> list[Metric]:
         """Nothing beforehand: registering must not ask the engine."""
         return []

@@ -48,6 +48,11 @@ class Observers:
         for observer in self._observers:
             observer.step_done(seconds, tokens)
 
+    def forgotten(self, salt: str | None) -> None:
+        """Tell all of them."""
+        for observer in self._observers:
+            observer.forgotten(salt)
+
 
 class Recorder:
     """Writes every request that ends to a file; an `Observer` of the engine.
@@ -86,6 +91,9 @@ class Recorder:
 
     def step_done(self, seconds: float, tokens: int) -> None:
         """Steps are not recorded."""
+
+    def forgotten(self, salt: str | None) -> None:
+        """Not recorded."""
 
     def close(self) -> None:
         """Write what is left and close the file. May be called again."""

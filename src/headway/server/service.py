@@ -129,7 +129,6 @@ class GenerationService:
         Raises:
             EngineStoppedError, TimeoutError: As `Engine.reset`.
         """
-        self.answers.forget()
         return self.engine.reset()
 
     async def chat(self, body: ChatRequest, http: Request) -> Response:

@@ -75,6 +75,15 @@ def test_a_model_by_its_files_is_a_model_like_any_other(config: Path) -> None:
     assert model.cost.quadratic == 2.0 * 4 * (16 + 16), "one layer of 4 query heads over keys and values of 16"
 
 
+def test_a_model_with_two_sets_of_rotary_frequencies_says_that_hits_across_them_are_counted(config: Path) -> None:
+    notes = model_of_files(config, ParallelLayout(), kv_dtype="bf16", state_dtype="fp32").notes
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [2.0] * 2}
+    rope |= {"rope_theta": 10_000.0, "partial_rotary_factor": 0.25, "original_max_position_embeddings": 4096}
+    config.write_text(json.dumps(CONFIG | {"rope_parameters": rope, "max_position_embeddings": 8192}))
+    (more,) = set(model_of_files(config.parent, ParallelLayout(), kv_dtype="bf16", state_dtype="fp32").notes) - {*notes}
+    assert "beyond 4,096 tokens" in more
+
+
 def test_what_cannot_be_is_refused(config: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dcp=4: .* has 2 key/value heads, so 4 ranks hold 2 copies"):
         sizes(config, ParallelLayout(tp=4, dcp=4))

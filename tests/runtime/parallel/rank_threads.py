@@ -135,5 +135,5 @@ class RankedRunner:
 
     def run(self, batch: RunBatch) -> RunResult:
         results = self.ranks(lambda rank: self.runners[rank].run(batch))
-        assert all(torch.equal(result.logits, results[0].logits) for result in results), "ranks drift apart"
+        assert all(torch.equal(result.logits, results[0].logits) for result in results[1:]), "ranks drift apart"
         return results[0]

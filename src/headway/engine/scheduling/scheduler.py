@@ -106,6 +106,7 @@ class Scheduler:
         self._epoch = 0
         """Grows with what may let in a request that was found not to fit: prompts computed, requests gone."""
         self._news: list[Update] = []
+        self._forgotten: list[str] = []
 
     @property
     def waiting(self) -> int:
@@ -186,6 +187,7 @@ class Scheduler:
         if fault.damaged is not None:
             self.counters.damaged_prefixes += 1
             self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
+            self._forgotten.append(request.request.salt)
         error = NotFiniteError(f"request {request.request_id}: {fault.told(place)}")
         logger.error("%s", error)
         if answered:  # only its state was to catch up
@@ -268,6 +270,11 @@ class Scheduler:
         """What has happened to requests since the last call."""
         news, self._news = self._news, []
         return news
+
+    def take_forgotten(self) -> list[str]:
+        """Salts of damaged prefixes that were forgotten since the last call."""
+        salts, self._forgotten = self._forgotten, []
+        return salts
 
     # -- choosing ---------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,11 @@ _NOTE = (
     "that store the latent row alone"
 )
 
+_TWO_SETS = (
+    "beyond {0:,} tokens it uses other rotary frequencies (LongRoPE), and no entry of a shorter sequence serves a "
+    "longer one: hits of longer requests on what shorter ones left are counted all the same, so figures are too high"
+)
+
 
 def is_model_files(path: Path) -> bool:
     """Whether a path is a folder, or a file that looks like the config of a Hugging Face model."""
@@ -64,7 +69,8 @@ def model_of_files(path: Path, layout: ParallelLayout, *, kv_dtype: str, state_d
     source = "counted from the config: 2 operations a parameter that works on a token, and attention"
     kept = Counter(e.group for layer in found.layers for e in (layer.tokens, layer.state) if e is not None)
     file = "config.json" if path.is_dir() else path.name
-    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {file}", (_NOTE,), kept)
+    notes = (_NOTE,) if found.long_rope is None else (_NOTE, _TWO_SETS.format(found.long_rope.original))
+    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {file}", notes, kept)
 
 
 @lru_cache(maxsize=64)
