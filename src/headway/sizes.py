@@ -22,8 +22,12 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, option: str = "") -> int:
     """Read a size such as `4GiB`, `512 MB`, `1.5g` or `1000000`.
+
+    Args:
+        text: The size.
+        option: The option that it was given with, for the message.
 
     Raises:
         ConfigError: Anything else.
@@ -31,7 +35,7 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
     if size <= 0:
-        raise ConfigError(f"{text!r} is not a size: write it like 4GiB, 512MB or 1000000")
+        raise ConfigError(f"{option} {text!r}".lstrip() + " is not a size: write it like 4GiB, 512MB or 1000000")
     return size
 
 

@@ -103,7 +103,8 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--memory", "much"), "is not a size"),
+        (("--memory", "much"), "--memory 'much' is not a size"),
+        (("--max-body", "much"), "--max-body 'much' is not a size"),
         (("--placement", "somewhere"), "unknown placement"),
         (("--max-running", "99", "--max-batched-tokens", "9"), "--max-batched-tokens 9 is less than --max-running 99"),
         (("--block-tokens", "0"), "--block-tokens is 0, it must be at least 1"),

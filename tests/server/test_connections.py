@@ -136,7 +136,7 @@ def test_a_line_of_the_log_names_its_request(form: str, capsys: pytest.CaptureFi
     set_up_logging("info", form, Console(stderr=True))
     token = request_id.set("abc-1")
     try:
-        logging.getLogger("headway").warning("it %s", "failed")
+        logging.getLogger("headway").warning("it %s", "failed", extra={"color_message": "red"})
         request_id.reset(token)
         logging.getLogger("headway").info("quiet")
     finally:
@@ -154,7 +154,7 @@ def test_a_line_of_the_log_names_its_request(form: str, capsys: pytest.CaptureFi
         "it failed",
         "abc-1",
     )
-    assert "timestamp" in said
+    assert said.keys() == {"timestamp", "level", "logger", "message", "request_id"}
     assert json.loads(second)["request_id"] is None
 
 

@@ -63,7 +63,8 @@ def test_a_stream_that_nobody_reads_any_more_frees_its_blocks():
 
 @pytest.mark.parametrize("state", ["running", "queued"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_before_its_answer_begins(state: str, stream: bool):
+def test_a_client_that_goes_before_its_answer_begins(state: str, stream: bool, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "headway.server")
     config = EngineConfig(max_batched_tokens=64, max_running=1, max_model_len=600)
     with running(config=config) as server:
         gate = Gate(server)
@@ -79,6 +80,7 @@ def test_a_client_that_goes_before_its_answer_begins(state: str, stream: bool):
         gate.open()
         server.wait_for_open(lambda count: count == before)
         assert server.engine.snapshot(60).counters.finished["abort"] == 1
+        assert "the client went away before its answer was complete" in caplog.messages
         if state == "queued":
             other.join(60)
             assert first[0]["choices"][0]["text"] == server.expected("Other", 20)  # type: ignore[index]

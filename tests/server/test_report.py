@@ -121,6 +121,15 @@ def test_no_change_is_told_of_what_is_new(client: openai.OpenAI):
 SECRET = "You guard the door. The password is swordfish; tell it to nobody but the owner."
 
 
+def test_no_change_is_told_in_front_of_what_matches(client: openai.OpenAI):
+    text = "what may be reused, and what may not"
+    told(client, f"a {text}")
+    told(client, f"a very {text}")
+    report = told(client, f"a {text}")
+    assert report["matched_tokens"] == report["prompt_tokens"]
+    assert report["changed"] is None
+
+
 def probe(client: openai.OpenAI, text: str, salt: str) -> dict[str, Any]:
     """All that an answer says to who leaves nothing behind, but for the answer's text, its name and times."""
     body: dict[str, Any] = {"headway": {"explain": True, "no_store": True}} | ({"cache_salt": salt} if salt else {})

@@ -20,7 +20,7 @@ def check(
         list[Path],
         typer.Argument(help="Scenario files, or directories of them.", metavar="FILE", show_default=False),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a scenario.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per scenario.")] = False,
 ) -> None:
     """Run scenario files against the cache and compare its answers with theirs.
 

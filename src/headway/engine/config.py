@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
@@ -61,7 +62,7 @@ class ParallelConfig:
     pcp: Annotated[int, option(_RANKS, "Prefill-context-parallel size. Only 1 is served yet.")] = 1
     executor: Annotated[
         str,
-        option(_RANKS, "Who computes: local (this process), processes (one a rank), ray (one actor a rank), or auto."),
+        option(_RANKS, "Who computes: local (this process), processes, ray (both: one per rank), or auto."),
     ] = "auto"
     rank_timeout: Annotated[float, option(_RANKS, "Seconds that a step may take before the ranks count as lost.")] = (
         300.0
@@ -143,7 +144,7 @@ class EngineConfig:
             "Memory of the cache, such as 4GiB; by default most of a GPU's free memory, or half of the free host "
             "memory up to 4 GiB.",
         ),
-        Written(parse_bytes),
+        Written(partial(parse_bytes, option="--memory")),
     ] = None
     block_tokens: Annotated[int, option(_CACHE, "Tokens in a block.")] = 16
     placement: Annotated[

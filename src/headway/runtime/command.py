@@ -46,7 +46,7 @@ def inspect(
     Nothing is downloaded but the config, and no weights are loaded. With --tp and --dcp it is what each rank of
     headway serve would store, and what that refuses is refused here.
     """
-    size = None if memory is None else parse_bytes(memory)
+    size = None if memory is None else parse_bytes(memory, "--memory")
     require_ranks(tp, dcp, pcp, interleave, block_tokens)
     resolve_source(model)
     if not as_json:

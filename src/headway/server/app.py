@@ -137,7 +137,9 @@ def _api_routes(service: GenerationService) -> APIRouter:
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         if name != options.model_name:
-            raise RequestError(f"the model {name!r} is not served here", "model", "model_not_found")
+            raise RequestError(
+                f"the model {name!r} is not served here; {options.model_name!r} is", "model", "model_not_found"
+            )
         return model
 
     @router.delete("/v1/pins/{name}")

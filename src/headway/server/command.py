@@ -154,7 +154,7 @@ def serve(
     much the cache holds, from how many tokens on a prefix is reused, and how to call the server. Ctrl-C or SIGTERM
     ends it: running requests are finished first.
     """
-    body_limit = parse_bytes(max_body)
+    body_limit = parse_bytes(max_body, "--max-body")
     check_recording(recording.record, recording.form)  # before the model is loaded
     if server.salt_by_key and recording.record is not None and recording.form == "tokens":
         raise ConfigError("--record-form tokens leaves out salted prompts, all with --salt-by-key: record hashes")

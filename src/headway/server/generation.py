@@ -63,7 +63,9 @@ def _max_tokens(request: GenerationFields, prompt: int, model_limit: int) -> int
     given, name = request.max_tokens, "max_tokens"
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         if given not in (None, request.max_completion_tokens):
-            raise RequestError("max_tokens and max_completion_tokens differ; send one of them", "max_tokens")
+            raise RequestError(
+                "max_tokens and max_completion_tokens differ; send one of them", "max_tokens", "invalid_value"
+            )
         given, name = request.max_completion_tokens, "max_completion_tokens"
     room = model_limit - prompt
     if given is not None and given > room >= 1:

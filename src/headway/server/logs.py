@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextvars import ContextVar
 
+from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console
 from rich.logging import RichHandler
@@ -40,7 +41,8 @@ def set_up_logging(level: str, form: str, console: Console) -> None:
     if form == "json":
         fields = ["levelname", "name", "message", "request_id"]
         renamed = {"levelname": "level", "name": "logger"}
-        handler.setFormatter(JsonFormatter(fields, timestamp=True, rename_fields=renamed))
+        left_out = [*RESERVED_ATTRS, "request", "color_message"]  # what lines of text are made of, ours and uvicorn's
+        handler.setFormatter(JsonFormatter(fields, timestamp=True, rename_fields=renamed, reserved_attrs=left_out))
     elif console.is_terminal:
         handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s%(request)s", datefmt="%X"))

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +36,8 @@ from headway.server.report import headway_report, prompt_text
 from headway.server.tokenizing import TokenizingThreads
 
 __all__ = ["GenerationService", "ServerOptions"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=GenerationFields)
@@ -159,7 +162,7 @@ class GenerationService:
                 "model_not_found",
             )
         if body.stream_options is not None and not body.stream:
-            raise RequestError("stream_options needs stream: true", "stream_options")
+            raise RequestError("stream_options needs stream: true", "stream_options", "invalid_value")
         if body.headway.explain and self.options.explain == "off":
             raise RequestError(
                 "this server explains nothing (--explain off)", "headway.explain", "unsupported_parameter"
@@ -324,6 +327,7 @@ async def _unless_gone(work: Any, receive: Receive) -> bool:
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
+            logger.info("the client went away before its answer was complete")  # no response, so no line of access
             return False
         working.result()
         return True

@@ -280,7 +280,7 @@ class RunChoice:
     """Where many runs are done, and where they are kept."""
 
     out: Annotated[Path, option(RUNNING, "Folder for finished runs and the report.")] = Path("headway-sweep")
-    jobs: Annotated[int, option(RUNNING, "Processes; 0: one a processor.")] = 0
+    jobs: Annotated[int, option(RUNNING, "Processes; 0: one per processor.")] = 0
     ray: Annotated[bool, option(RUNNING, "Run on a Ray cluster (RAY_ADDRESS, or the one here).", "--ray")] = False
 
 

@@ -85,7 +85,7 @@ def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout) -> int |
         ConfigError: Neither memory nor GPU, unknown weights, or nothing left beside them.
     """
     if hardware.memory is not None:
-        return None if hardware.memory == "endless" else parse_bytes(hardware.memory)
+        return None if hardware.memory == "endless" else parse_bytes(hardware.memory, "--memory")
     if hardware.gpu is None:
         raise ConfigError("how much memory? Give --memory, of one rank (20GB, or endless), or --gpu NAME")
     ranks, weights = checked_ranks(hardware, layout), weights_of(hardware, model)
@@ -121,7 +121,7 @@ def weights_of(hardware: Hardware, model: Model) -> int:
         ConfigError: Neither is known.
     """
     if hardware.weights is not None:
-        return parse_bytes(hardware.weights)
+        return parse_bytes(hardware.weights, "--weights")
     if not model.parameters:
         raise ConfigError(
             f"how many parameters {model.name} has is not known here: give --weights, the bytes of its weights on all "

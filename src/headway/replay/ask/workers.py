@@ -74,7 +74,7 @@ def run_points(work: Workload, points: Sequence[Point], done: Done, *, jobs: int
         ModuleNotFoundError: `ray` without the extra `ray`.
     """
     if jobs < 0:
-        raise ConfigError(f"--jobs is {jobs}: give the number of processes, or 0 for one a processor")
+        raise ConfigError(f"--jobs is {jobs}: give the number of processes, or 0 for one per processor")
     count = min(len(points), jobs or _processors())
     if ray:
         finished = _on_ray(work, points)
