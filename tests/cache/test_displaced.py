@@ -68,6 +68,13 @@ def test_nothing_is_told_where_nothing_is_the_same(engine: Engine) -> None:
     assert found(engine, tokens((6, 28), (4, 30), (1, 28))) is None, "other text in another place"
 
 
+def test_nothing_is_told_of_a_change_behind_which_all_matches(engine: Engine) -> None:
+    """The clock went on once, and the chat went on behind it."""
+    for minute in (30, 31):
+        engine.run(clock(minute))
+    assert found(engine, np.concatenate([clock(31), tokens((7, 40))])) is None
+
+
 def test_each_namespace_is_its_own(engine: Engine) -> None:
     other = engine.cache.namespace(salt="other")
     engine.run(clock(30), namespace=other)

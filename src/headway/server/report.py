@@ -46,8 +46,6 @@ def headway_report(
         lines = found.losses if everything else _own_losses(found)
         losses = [_loss(one.reason.value, one.start, one.stop, _detail(one, prompt)) for one in lines]
         changed, matched = found.displaced, found.matched
-        if changed is not None and changed.stop + changed.tokens <= matched:
-            changed = None  # what stands behind it is matched anyway, on another path
     return {
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.cached_tokens,

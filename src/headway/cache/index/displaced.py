@@ -59,9 +59,9 @@ class Displaced(NamedTuple):
 def find_displaced(tree: PrefixTree, at: Match, data: bytes) -> Displaced | None:
     """Known text that follows a change near `at`, where the prompt `data` parts from what is known. Pure.
 
-    Of several changes the one without which most of the prompt would match. None where there is none, or where the
-    text is shorter than `2 * _GRAM` tokens or than the change. O(edges looked at), at most `_EDGES` and their first
-    `_REACH` tokens.
+    Of several changes the one without which most of the prompt would match. None where there is none, where the text
+    is shorter than the change, or where less than `2 * _GRAM` tokens of it lie beyond what matches as it is. O(edges
+    looked at), at most `_EDGES` and their first `_REACH` tokens.
     """
     base = max(0, at.position - _BACK)
     rest = data[4 * base :]
@@ -76,7 +76,8 @@ def find_displaced(tree: PrefixTree, at: Match, data: bytes) -> Displaced | None
             if i is not None:
                 ours, theirs = _first(head, i, known, j - _GRAM)
                 same = _follow(tree, edge, base + theirs, rest[4 * ours :])
-                best = _better(best, base, head[: 4 * ours], known[: 4 * theirs], same)
+                if base + ours + same >= at.position + 2 * _GRAM:
+                    best = _better(best, base, head[: 4 * ours], known[: 4 * theirs], same)
                 j = max(j, -(-(theirs + same) // _GRAM) * _GRAM)
     return best
 
