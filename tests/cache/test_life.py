@@ -244,6 +244,23 @@ def test_a_bookmark_takes_the_place_of_the_one_before() -> None:
     assert engine.hit(np.concatenate([tokens((1, 8)), np.full(9, 9, dtype=np.int32)])) == 13
 
 
+def test_a_bookmark_that_is_let_go_holds_nothing_more() -> None:
+    def leased(*, mark: bool, lift: bool) -> int:
+        engine = Engine.of(ATTENTION, WINDOW, STATE, placement=())
+        lease = engine.start(tokens((1, 8)))
+        engine.step(lease)
+        if mark:
+            engine.cache.bookmark([lease.row])
+        for _ in range(24):
+            engine.step(lease, sampled=9)
+        if lift:
+            engine.cache.unmark([lease.row])
+        engine.step(lease, sampled=9)
+        return engine.cache.stats().leased
+
+    assert leased(mark=True, lift=True) == leased(mark=False, lift=False) < leased(mark=True, lift=False)
+
+
 def test_the_step_behind_a_bookmark_copies_the_state_first() -> None:
     engine = Engine.of(ATTENTION, STATE)
     lease = engine.start(tokens((1, 8)))

@@ -220,9 +220,15 @@ class Driver(Keeping):
 
     # Requests go.
 
-    def bookmark(self, live: Live) -> None:
-        """Let a request remember where it stands."""
-        if not live.flying and not live.doomed:
+    def bookmark(self, live: Live, lift: bool) -> None:
+        """Let a request remember where it stands, or no longer where it stood."""
+        if live.flying or live.doomed:
+            return
+        if lift:
+            self.cache.unmark([live.row])
+            live.bookmark = None
+            self.check()
+        else:
             self.cache.bookmark([live.row])
             if self.tails and live.publish and live.attached and live.lane.computed > live.lane.first:
                 live.bookmark = live.lane.computed

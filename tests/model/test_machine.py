@@ -126,10 +126,10 @@ class CacheMachine(RuleBasedStateMachine):
             self.driver.come_back(live)
 
     @precondition(running)
-    @rule(which=_WHICH)
-    def bookmark(self, which: int) -> None:
-        """A request remembers where it stands."""
-        self.driver.bookmark(self.pick(which))
+    @rule(which=_WHICH, lift=st.integers(0, 3))
+    def bookmark(self, which: int, lift: int) -> None:
+        """A request remembers where it stands, or no longer."""
+        self.driver.bookmark(self.pick(which), lift == 1)
 
     @precondition(running)
     @rule(probe=probes(), which=_WHICH)

@@ -417,6 +417,17 @@ class PrefixCache(Guarded):
             self._committer.bookmark(row)
 
     @guarded
+    def unmark(self, rows: ArrayLike) -> None:
+        """Let go of what leases hold for their bookmarks, if they have one: they may end where they stand.
+
+        `rows` and errors are those of `bookmark`.
+        """
+        which = longs("rows", rows).reshape(-1)
+        self._leases.check_rows(which, RUNNING, RUNNING)
+        for row in which.tolist():
+            self._committer.unmark(row)
+
+    @guarded
     def finish(self, rows: ArrayLike, reach: ArrayLike | None = None) -> None:
         """Requests are done. Their running states become checkpoints (placement `answer_end`), their blocks are freed.
 

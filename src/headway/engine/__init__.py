@@ -30,7 +30,8 @@ from headway.engine.request import (
 from headway.engine.scheduling.admission import longest_servable
 from headway.engine.scheduling.drafts import DraftPlanner, StepCosts
 from headway.engine.scheduling.queue import FairQueue
-from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from headway.engine.scheduling.scheduler import Scheduler
+from headway.engine.scheduling.step import ScheduledStep
 from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer

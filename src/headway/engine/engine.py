@@ -32,7 +32,8 @@ from headway.engine.handle import RequestHandle, wake_readers
 from headway.engine.request import GenerationRequest, RunningRequest, Update
 from headway.engine.scheduling.admission import length_limit, require_servable
 from headway.engine.scheduling.drafts import DraftPlanner
-from headway.engine.scheduling.scheduler import ScheduledStep, Scheduler
+from headway.engine.scheduling.scheduler import Scheduler
+from headway.engine.scheduling.step import ScheduledStep
 from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.text import Decode
 from headway.errors import HeadwayError

@@ -175,6 +175,7 @@ class RunningRequest:
         hit: What the cache knows of its prompt, from when it was last looked up until its lease begins.
         wishes: What became of its pin and breakpoints, in its present or last lease.
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
+        marked: Whether its lease was told to remember a place before a text that was not settled.
     """
 
     request: GenerationRequest
@@ -206,6 +207,7 @@ class RunningRequest:
     hit: Hit | None = None
     refused_epoch: int | None = None
     wishes: tuple[Wish, ...] = ()
+    marked: bool = False
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:

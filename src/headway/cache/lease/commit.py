@@ -336,6 +336,11 @@ class Committer(Parts):
         record.bookmark = Bookmark(position, state, due=blocks > 0)
         leases.bookmarked[row], leases.calm[row] = position, 0
 
+    def unmark(self, row: int) -> None:
+        """See `PrefixCache.unmark`."""
+        if self.drop_bookmark(row):
+            self.leases.calm[row] = 0
+
     def _release_sources(self, record: Record) -> None:
         """Let go of the blocks that the first step copied from."""
         for table, source in record.sources:

@@ -34,45 +34,27 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Hit, PrefixCache, Prompt, Step
+from headway.cache import Hit, PrefixCache, Prompt
 from headway.engine.config import EngineConfig
 from headway.engine.errors import NotFiniteError, RequestFailedError
-from headway.engine.executor import StepWork
 from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.scheduling.admission import fits_beside, leader_of
 from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.scheduling.queue import WaitingRequests
+from headway.engine.scheduling.step import ScheduledStep, scheduled_step
 from headway.engine.stats import EngineCounters
 from headway.errors import HeadwayError, UnservableError
-from headway.runtime.interface import GREEDY, LongRope, RowAnswer, RowFault, SampleRow
+from headway.runtime.interface import LongRope, RowAnswer, RowFault
 
-__all__ = ["ScheduledStep", "Scheduler", "scheduled_step"]
+__all__ = ["Scheduler"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ScheduledStep:
-    """A step that an executor should do now.
-
-    Attributes:
-        work: What the executor gets.
-        requests: The request of each row of the step.
-    """
-
-    work: StepWork
-    requests: Sequence[RunningRequest]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the step computes."""
-        return int(np.sum(self.work.step.counts))
 
 
 class Scheduler:
@@ -138,9 +120,7 @@ class Scheduler:
             self._preempt_youngest()
         while picks := self._pick():
             rows = self._rows([request for request, _ in picks])
-            unsettled = [r for r, _ in picks if r.finish_reason is None and r.computed <= r.reachable < r.known]
-            if unsettled:
-                self.cache.bookmark(self._rows(unsettled))
+            self._mark(request for request, _ in picks if request.finish_reason is None)
             step = self.cache.extend(rows, np.array([count for _, count in picks], dtype=np.int64))
             self._starved = [request for (request, _), out in zip(picks, step.exhausted, strict=True) if out]
             if np.any(step.counts > 0):
@@ -152,6 +132,16 @@ class Scheduler:
             else:
                 self._fail_stalled(picks[0][0])
         return None
+
+    def _mark(self, requests: Iterable[RunningRequest]) -> None:
+        """Bookmark those whose next step computes a token that is no settled text, until all text is settled again."""
+        for request in requests:
+            unsettled = request.reachable < request.known
+            if unsettled and request.computed <= request.reachable:
+                self.cache.bookmark(self._rows([request]))
+            elif request.marked and not unsettled:
+                self.cache.unmark(self._rows([request]))
+            request.marked = unsettled
 
     def complete(self, scheduled: ScheduledStep, answers: Sequence[RowAnswer]) -> list[Update]:
         """Take what a step did for each row. Returns the news of every request that got a token, ended or failed."""
@@ -525,32 +515,3 @@ class Scheduler:
 
     def _reach(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.reachable for request in requests], dtype=np.int64)
-
-
-def scheduled_step(
-    cache: PrefixCache, step: Step, requests: Sequence[RunningRequest], rope: LongRope | None = None
-) -> ScheduledStep:
-    """Put together what an executor needs for a step that the cache has granted.
-
-    A row is asked for tokens where the step reaches the last known one, unless its answer has ended. `rope` are the
-    model's two sets of rotary frequencies, if it has two.
-    """
-    tokens, samples = [], []
-    following = np.full(len(requests), -1, dtype=np.int64)
-    for i, (request, start, count) in enumerate(zip(requests, step.starts.tolist(), step.counts.tolist(), strict=True)):
-        stop = min(start + count, request.known)
-        tokens.append(request.tokens[start:stop])
-        if stop < request.known:
-            following[i] = request.tokens[stop]
-        wanted = count > 0 and stop == request.known and not request.draining
-        samples.append(_sample_row(request) if wanted else None)
-    long = None
-    if rope is not None:
-        begun = np.array([request.long for request in requests], dtype=np.bool_)
-        long = begun | (step.starts >= rope.original)
-    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following, long=long), requests)
-
-
-def _sample_row(request: RunningRequest) -> SampleRow:
-    asked, params = request.request, request.request.sampling or GREEDY
-    return SampleRow(params, request.seed, asked.tokens, request.answer, request.end_tokens, bool(asked.stop))
