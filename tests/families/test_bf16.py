@@ -26,7 +26,7 @@ from headway.runtime.loading import LoadedModel
 from headway.runtime.model.inspection import inspect_model
 
 FAMILIES = ("Qwen3Next", "FalconH1", "Lfm2", "GptOss", "Gemma4", "Llama4", "Qwen3")
-REQUESTS = 10
+REQUESTS = 20
 CHANCE = 1e-3
 
 
@@ -41,7 +41,7 @@ def test_our_share_of_other_tokens_is_not_above_that_of_generate() -> None:
     worse, better = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     shares = [f"{sum(column) / tokens:.3f}" for column in zip(*pairs, strict=True)]
     report = f"{len(pairs)} answers, {tokens} tokens; differ: ours, theirs {shares}; worse {worse}, better {better}"
-    assert worse + better >= 8, f"too few answers differ to judge by: {report}"
+    assert worse + better >= 10, f"too few answers differ to judge by: {report}"
     assert at_least(worse, worse + better) > CHANCE, report
 
 

@@ -64,7 +64,7 @@ ERRORS: list[tuple[str, dict[str, Any], int, str | None, str | None, str]] = [
         "unknown_parameter",
         "explain, no",
     ),
-    ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", None, "stream: true"),
+    ("completions", {"prompt": "a", "stream_options": {}}, 400, "stream_options", "invalid_value", "stream: true"),
     ("completions", {"prompt": "a", "model": "other"}, 404, "model", "model_not_found", "other"),
     ("chat/completions", {"messages": []}, 400, "messages", "invalid_value", "at least one message"),
     (

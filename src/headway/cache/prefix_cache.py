@@ -524,10 +524,14 @@ class PrefixCache(Guarded):
         """Forget edges and all behind them; what runs there is detached, and `rows`."""
         free, gone = self._pool.free, set(tops)
         anchors = [(row, self._leases.record(row).anchor) for row in self._leases.active_rows()]
-        leaving = [row for row, at in anchors if at and (row in rows or not gone.isdisjoint(at.edge.path()))]
+        inside = {row for row, at in anchors if at and not gone.isdisjoint(at.edge.path())}
+        before = {row: at.edge for row, at in anchors if at and row in rows and row not in inside}
+        leaving = [*inside, *before]
         for row in leaving:
             self._committer.detach(row)
         checkpoints = self._index.forget(tops, cause)
+        for edge in before.values():
+            self._index.reclaim.tidy(edge)
         return ResetReport(self._pool.free - free, checkpoints, len(leaving))
 
     # ---- looking in

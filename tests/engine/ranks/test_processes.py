@@ -234,9 +234,9 @@ def test_what_cannot_work_is_refused_before_anything_starts(source: Path) -> Non
         ({"parallel": ParallelConfig(tp=8)}, ConfigError, "tp=8 does not divide the 4 heads of KimiLinearDelta"),
         ({"block_tokens": 10, "parallel": ParallelConfig(dcp=2, interleave=4)}, ConfigError, "interleave"),
     ):
-        config = replace(EngineConfig(memory=MEMORY, parallel=ParallelConfig(dcp=2)), **options)  # type: ignore[arg-type]
+        config = EngineConfig(memory=MEMORY, parallel=ParallelConfig(dcp=2))
         with pytest.raises(error, match=text):
-            build_engine(str(source), config)
+            build_engine(str(source), replace(config, **options))  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="no directory"):
         build_engine("./no/such/model", EngineConfig(parallel=ParallelConfig(dcp=2)))
     loaded = load_model(str(source))
