@@ -129,7 +129,8 @@ class Keeping(Arrivals):
                 self.cache.save()
             return
         else:
-            self.cache, leases, steps = PrefixCache.load(self.cache.save(), clock=self.clock), [], []
+            assert not any(any(flight.counts) for flight in self.flights), "only steps that got nothing are left"
+            self.cache, leases, steps = PrefixCache.load(self.cache.save(), clock=self.clock), [], mine[2]
         for live, lease in zip(self.lives, leases, strict=True):
             live.lease = lease
         for flight, step in zip(self.flights, steps, strict=True):
