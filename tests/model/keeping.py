@@ -129,7 +129,7 @@ class Keeping(Arrivals):
                 self.cache.save()
             return
         else:
-            assert not any(any(flight.counts) for flight in self.flights), "only steps that got nothing are left"
+            assert not any(f.step.counts.any() for f in self.flights), "only steps of nobody are left: undone, or empty"
             self.cache, leases, steps = PrefixCache.load(self.cache.save(), clock=self.clock), [], mine[2]
         for live, lease in zip(self.lives, leases, strict=True):
             live.lease = lease
