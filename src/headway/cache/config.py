@@ -46,6 +46,7 @@ class CacheConfig:
             checkpoint in every block besides.
         steps_in_flight: Steps that a lease may have under way at once: 1, or 2 to plan a step before the one before it
             is committed.
+        slots_ahead: Positions behind those that a step computes for which `extend` gives blocks too: drafts write there.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
             when its request ends.
         check: Check every invariant after every operation (slow; for tests).
@@ -67,6 +68,7 @@ class CacheConfig:
     history_tokens: int | None = None
     index_bytes: int | None = None
     steps_in_flight: int = 1
+    slots_ahead: int = 0
     answer_stretch: int = 256
     check: bool = False
 
@@ -81,6 +83,7 @@ class CacheConfig:
         check_whole("max_leases", self.max_leases, high=2**20)
         check_whole("answer_stretch", self.answer_stretch, high=2**20)
         check_whole("steps_in_flight", self.steps_in_flight, high=2)
+        check_whole("slots_ahead", self.slots_ahead, low=0, high=2**20)
         for name in ("block_tokens", "block_bytes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), high=2**40)

@@ -127,6 +127,8 @@ def _check_counts(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> 
                 counts.add(part.ids, part.whole, counts.users)
     for row in leases.active_rows():
         _count_lease(leases, index.geometry, row, counts)
+    for state in [state for export in leases.held for state in (export.source, export.destination)]:
+        counts.add(state, True, counts.holders, counts.users)
     assert pool.used == counts.settle(), "wrong count of used blocks"
     for name, counted, kept in (
         ("holders", counts.holders, pool.references),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+import numpy as np
+
 from headway.cache.index.edge import Checkpoint, Match, Section
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
@@ -184,6 +186,16 @@ class Opener(Parts):
             self.pool.share(part.ids)
         return self.index.take_checkpoint(at, kind, tuple(Section(part.first, part.ids.copy()) for part in parts))
 
+    def demand(self, hit: Hit, tokens: int) -> int:
+        """See `PrefixCache.demand`."""
+        geometry, start = self.geometry, hit.tokens
+        blocks = geometry.peak_blocks(tokens + self.leases.ahead, start)
+        blocks += sum(table.blocks_copied(start) for table in geometry.tables)
+        for table in geometry.prefix_tables if start else ():
+            shared = hit.blocks(table.index)[: start // table.span]
+            blocks -= int(np.count_nonzero(self.pool.users[shared]))
+        return blocks
+
     def admit(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt of `hit` together with what its first step copies from.
 
@@ -191,7 +203,7 @@ class Opener(Parts):
             UnservableError: It could not hold the prompt even without the hit: says what it needs and what there is.
         """
         self.index.reclaim.expire_pins()
-        length, pinned = len(hit.prompt.tokens), self.pool.pinned
+        length, pinned = len(hit.prompt.tokens) + self.leases.ahead, self.pool.pinned
         if self.geometry.fits_anyway(self.pool.blocks - pinned, length) or (hit.tokens and self._fits(hit, hit.tokens)):
             return True
         if self._fits(hit, 0):
@@ -214,5 +226,5 @@ class Opener(Parts):
                 available += self.index.reclaim.pins.held_within(hit.at.edge.edge_at(start), start)
             if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
                 first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
-        length = len(hit.prompt.tokens)
+        length = len(hit.prompt.tokens) + self.leases.ahead
         return first <= available and geometry.fits(available - geometry.blocks_kept_twice(start), length, start)

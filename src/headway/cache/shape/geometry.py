@@ -361,7 +361,8 @@ def _families(groups: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
     families: dict[tuple[object, ...], list[LayerSpec]] = {}
     for spec in groups:
         need = getattr(spec, "window", 0) or getattr(spec, "chunk", 0)
-        families.setdefault((type(spec), spec.sharded, need), []).append(spec)
+        apart = "" if isinstance(spec, Recurrent) or not spec.own_table else spec.name
+        families.setdefault((type(spec), spec.sharded, need, apart), []).append(spec)
     return sorted(families.values(), key=lambda family: isinstance(family[0], Recurrent))
 
 
