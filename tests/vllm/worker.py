@@ -154,7 +154,9 @@ class EmulatedWorker:
             known = self.sequences.get(new.req_id)
             if known is not None and len(known.tokens) > len(tokens):
                 tokens = known.tokens
-            self.sequences[new.req_id] = _Sequence(list(tokens), new.num_computed_tokens, [list(t) for t in new.block_ids])
+            self.sequences[new.req_id] = _Sequence(
+                list(tokens), new.num_computed_tokens, [list(t) for t in new.block_ids]
+            )
         cached = output.scheduled_cached_reqs
         for rid, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             sequence = self.sequences[rid]

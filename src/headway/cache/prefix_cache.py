@@ -501,6 +501,15 @@ class PrefixCache(Guarded):
         """
         self._end(rows, "abort", reach, BROKEN)
 
+    @guarded
+    def discard(self, rows: ArrayLike) -> None:
+        """End requests whose running states cannot be trusted: what was published stays, and nothing is added.
+
+        Raises:
+            LeaseError: Misuse; nothing has changed.
+        """
+        self._end(rows, None, None, BROKEN)
+
     def _end(
         self, rows: ArrayLike, donate: str | None, reach: ArrayLike | None = None, first_phase: int = RUNNING
     ) -> None:

@@ -39,6 +39,7 @@ class Group:
         span: Tokens of the sequence that a page covers; 0 for states.
         spec: vLLM's own spec.
         layers: Number of its layers.
+        drafts: Pages for states after draft tokens, besides the state's own.
     """
 
     index: int
@@ -47,6 +48,7 @@ class Group:
     span: int
     spec: Any
     layers: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,6 @@ class Groups:
         layout: The parallel layout.
         blocks: Blocks that the cache has: all but block 0, vLLM's null block.
         block_bytes: Bytes of a page over all layers, rounded up so that every group's tokens divide it.
-        states: vLLM's indices of the groups of states, in order.
-        attention: Those of all other groups.
     """
 
     groups: tuple[Group, ...]
@@ -71,12 +71,12 @@ class Groups:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """vLLM's indices of the groups of states."""
+        """VLLM's indices of the groups of states."""
         return tuple(group.index for group in self.groups if group.kind == "state")
 
     @property
     def attention(self) -> tuple[int, ...]:
-        """vLLM's indices of all other groups."""
+        """VLLM's indices of all other groups."""
         return tuple(group.index for group in self.groups if group.kind != "state")
 
 
@@ -120,7 +120,8 @@ def _read(index: int, planned: Any, layout: ParallelLayout) -> Group:
         _refuse(index, "lives in host memory (HiSparse)")
     shards = layout.shards if getattr(spec, "dcp_sharded", False) else 1
     span = 0 if kind == "state" else spec.block_size * shards
-    return Group(index, f"{kind}{index}", str(kind), span, planned.kv_cache_spec, len(planned.layer_names))
+    drafts = spec.num_speculative_blocks if kind == "state" else 0
+    return Group(index, f"{kind}{index}", str(kind), span, planned.kv_cache_spec, len(planned.layer_names), drafts)
 
 
 def _kind(name: str) -> str | None:
@@ -144,8 +145,6 @@ def _check_spec(index: int, spec: Any, layout: ParallelLayout) -> None:
                 f"KV cache group {index} keeps its states in mode {spec.mamba_cache_mode!r}, which belongs to vLLM's own "
                 "prefix caching: start with --no-enable-prefix-caching, and without --mamba-cache-mode"
             )
-        if spec.num_speculative_blocks:
-            _refuse(index, "holds recurrent states and the model has speculative decoding")
         return
     if getattr(spec, "tokens_per_state", 1) != 1:
         _refuse(index, f"stores one entry for {spec.tokens_per_state} tokens")

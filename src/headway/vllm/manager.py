@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, Step, StateExport
+from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step
 from headway.cache.lease.table import FAR
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
@@ -59,6 +59,19 @@ class Blocks:
 
 
 @dataclass(slots=True, eq=False)
+class _Part:
+    """A request's part of a step.
+
+    Attributes:
+        step: Of this request alone.
+        drafts: How many of its tokens are drafts, the last ones.
+    """
+
+    step: Step
+    drafts: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class _Run:
     """A request that has a lease.
 
@@ -67,16 +80,21 @@ class _Run:
         row: Its row.
         room: Position up to which the worker's tables reach.
         sent: Blocks of each table of attention that the worker has.
-        steps: Its steps under way, the oldest first.
+        parts: Its parts of the steps under way, the oldest first.
         admitted: The scheduler has given it slots.
+        whole: Its running state is that after the tokens that count. Once a draft was accepted it is not: states then
+            lie in pages for drafts, and the windows of convolutions are shifted, as the worker alone knows.
+        failed: A step of it has failed.
     """
 
     lease: Lease
     row: int
     room: int = 0
     sent: list[int] = field(default_factory=list)
-    steps: deque[Step] = field(default_factory=deque)
+    parts: deque[_Part] = field(default_factory=deque)
     admitted: bool = False
+    whole: bool = True
+    failed: bool = False
 
 
 class KVCacheManager:
@@ -129,6 +147,7 @@ class KVCacheManager:
                 pin_seconds=options.pin_seconds,
                 steps_in_flight=steps_in_flight,
                 slots_ahead=slots_ahead,
+                scratch_blocks=sum(group.drafts for group in groups.groups),
                 check=options.check,
             )
         )
@@ -141,8 +160,8 @@ class KVCacheManager:
         self._prompts: dict[str, Prompt] = {}
         self._runs: dict[str, _Run] = {}
         self._waiting: dict[str, _Run] = {}
-        self._planned: dict[str, Step] = {}
-        self._flying: deque[tuple[Any, dict[str, Step]]] = deque()
+        self._planned: dict[str, _Part] = {}
+        self._flying: deque[tuple[Any, dict[str, _Part]]] = deque()
         self._copies: dict[str, np.ndarray[Any, Any]] = {}
         self._late: list[StateExport] = []
         self._exports: list[StateExport] = []
@@ -213,13 +232,13 @@ class KVCacheManager:
         """Blocks that are new to the worker for the next tokens of a request, or None: then nothing has changed."""
         rid = request.request_id
         run = self._runs.get(rid)
-        if run is None:
+        if run is None or run.failed:
             return None
         step = self.cache.extend_one(run.row, num_new_tokens, whole=True)
         if step.counts.item() == 0:
             return None
-        self._planned[rid] = step
-        run.steps.append(step)
+        self._planned[rid] = part = _Part(step)
+        run.parts.append(part)
         if len(step.copies):
             self._copies[rid] = step.copies
         for export in step.exports:
@@ -256,24 +275,26 @@ class KVCacheManager:
             rooms.append(run.sent[i] * table.span)
         run.room = min(rooms, default=FAR)
         if first:
-            for group, block in zip(self.groups.states, self._states(run), strict=True):
-                out[group] = [block]
+            self._add_states(run, out)
         return Blocks(tuple(out))
 
-    def _states(self, run: _Run) -> list[int]:
+    def _add_states(self, run: _Run, out: list[Sequence[int]]) -> None:
+        """Put the pages of the running states into `out`: of each group the state's, then those for drafts."""
         table = self.cache.geometry.state_table
-        states: list[int] = (
-            (self.cache.tables[table.index][run.row, : table.state_blocks] + 1).tolist() if table else []
-        )
-        return states
+        if table is None:
+            return
+        states = (self.cache.tables[table.index][run.row, : table.state_blocks] + 1).tolist()
+        drafts = (self.cache.tables[-1][run.row] + 1).tolist()
+        for group, state in zip(self.groups.states, states, strict=True):
+            count = self.groups.groups[group].drafts
+            out[group], drafts = [state, *drafts[:count]], drafts[count:]
 
     def get_blocks(self, request_id: str) -> Blocks:
         """All blocks that the worker has of a request."""
         run, out = self._runs[request_id], list(self.empty_kv_cache_blocks.blocks)
         for (group, table), sent in zip(self._tables, run.sent, strict=True):
             out[group] = (self.cache.tables[table.index][run.row, :sent] + 1).tolist()
-        for group, block in zip(self.groups.states, self._states(run), strict=True):
-            out[group] = [block]
+        self._add_states(run, out)
         return Blocks(tuple(out))
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
@@ -299,6 +320,8 @@ class KVCacheManager:
 
     def close_step(self, output: Any) -> None:
         """The step is planned: `output` is what the worker will be told."""
+        for rid, drafts in output.scheduled_spec_decode_tokens.items():
+            self._planned[rid].drafts = len(drafts)
         self._flying.append((output, self._planned))
         self._planned = {}
 
@@ -308,46 +331,41 @@ class KVCacheManager:
         Args:
             output: What `close_step` got.
             index: Request id to place in `sampled`.
-            sampled: Tokens that each request got.
+            sampled: Tokens that each request got: drafts that were accepted, and one more.
         """
-        for rid, step in self._landed(output).items():
+        for rid, part in self._landed(output).items():
             run = self._runs.get(rid)
-            if run is None or not run.steps or run.steps[0] is not step:
-                continue
-            tokens = sampled[index[rid]] if sampled else ()
-            drafts = len(output.scheduled_spec_decode_tokens.get(rid, ())) if tokens else 0
-            count = step.counts.item() - max(0, drafts + 1 - len(tokens)) if drafts else step.counts.item()
-            self._commit(rid, run, count, tokens)
+            if run is not None and run.parts and run.parts[0] is part:
+                self._commit(run, sampled[index[rid]] if sampled else ())
 
-    def _landed(self, output: Any) -> dict[str, Step]:
-        """The steps of `output`. Those that were planned before it and never came back have failed."""
+    def _landed(self, output: Any) -> dict[str, _Part]:
+        """The parts of the step of `output`. Steps that were planned before it and never came back have failed."""
         while self._flying:
-            planned, steps = self._flying.popleft()
+            planned, parts = self._flying.popleft()
             if planned is output:
-                return steps
-            for rid, step in steps.items():
+                return parts
+            for rid, part in parts.items():
                 run = self._runs.get(rid)
-                if run and run.steps and run.steps[0] is step:
-                    self.cache.fail(step)
-                    run.steps.clear()
+                if run and run.parts and run.parts[0] is part:
+                    self.cache.fail(part.step)
+                    run.parts.clear()
+                    run.failed = True
         return {}
 
-    def _commit(self, rid: str, run: _Run, count: int, tokens: Sequence[int]) -> None:
-        """Commit the older step of a request."""
-        step, row = run.steps.popleft(), run.row
-        newer = run.steps[0].counts.item() if run.steps else 0
-        short = count < step.counts.item()
+    def _commit(self, run: _Run, tokens: Sequence[int]) -> None:
+        """Commit the older step of a request, which sampled `tokens`."""
+        part = run.parts.popleft()
+        rejected = part.drafts + 1 - len(tokens) if part.drafts and tokens else 0
+        newer = run.parts[0].step.counts.item() if rejected and run.parts else 0
+        counts = [part.step.counts.item() - rejected] if rejected else None
         if tokens:
-            self.cache.commit(step, [count] if short else None, [tokens], [len(tokens)])
+            self.cache.commit(part.step, counts, [tokens], [len(tokens)])
         else:
-            self.cache.commit(step, [count] if short else None)
-        if short and newer:  # the worker puts the newer step behind what was accepted, so it is planned there anew
-            again = self.cache.extend_one(row, newer, whole=True)
+            self.cache.commit(part.step, counts)
+        run.whole = rejected == part.drafts
+        if newer:  # the worker puts the newer step behind what was accepted: so it is planned anew, there
+            run.parts[0].step = again = self.cache.extend_one(run.row, newer, whole=True)
             assert again.counts.item() == newer
-            old, run.steps[0] = run.steps[0], again
-            for _, steps in self._flying:
-                if steps.get(rid) is old:
-                    steps[rid] = again
 
     # ---- the end of a request
 
@@ -360,15 +378,26 @@ class KVCacheManager:
         run, unsent = self._runs.pop(rid, None), self._planned.pop(rid, None)
         if run is None:
             return
-        for step in run.steps:
-            known = 0 if step is unsent else run.lease.tokens - step.starts.item()
-            self.cache.commit(step, [min(max(known, 0), step.counts.item())])
-        if not request.is_finished():
+        for part in run.parts:
+            self._settle(run, part, runs=part is not unsent)
+        if run.failed:
+            self.cache.abort([run.row])
+        elif self.groups.states and not run.whole:
+            self.cache.discard([run.row])
+        elif not request.is_finished():
             self.cache.preempt([run.row])
         elif request.status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"):
             self.cache.finish([run.row])
         else:
             self.cache.abort([run.row])
+
+    def _settle(self, run: _Run, part: _Part, *, runs: bool) -> None:
+        """Commit a step under way of a request that ends: its known tokens count, if the worker `runs` it at all."""
+        step = part.step
+        count = min(max(run.lease.tokens - step.starts.item(), 0), step.counts.item()) if runs else 0
+        if runs:
+            run.whole = count == step.counts.item() - part.drafts
+        self.cache.commit(step, [count])
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
         """`free`; there are no blocks to free later."""

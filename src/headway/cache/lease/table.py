@@ -231,7 +231,7 @@ class LeaseTable:
         self.bookmarked[row] = FAR
         for i, table in enumerate(self._tables):
             first = 0
-            if table.kind is not TableKind.STATE:
+            if table.span:
                 first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
                 self.widen(i, -(-length // table.span) + 1)
             self.blocks[i][row, : table.state_blocks or first + 1] = -1
