@@ -274,9 +274,9 @@ class CacheGeometry:
             block_bytes = _block_bytes(families, self.layout, 16 if block_tokens is None else block_tokens)
         self.block_bytes = block_bytes
         self.tables = tuple(_table(i, family, self.layout, self.block_bytes) for i, family in enumerate(families))
+        self.groups = _place_groups(groups, families, self.tables)
         if scratch_blocks:
             self.tables += (TableGeometry(len(families), TableKind.SCRATCH, state_blocks=scratch_blocks),)
-        self.groups = _place_groups(groups, families, self.tables)
         self.lookahead = max(group.lookahead for group in groups)
         self.prefix_tables = tuple(t for t in self.tables if t.kind is TableKind.PREFIX)
         self.tail_tables = tuple(t for t in self.tables if t.kind not in (TableKind.PREFIX, TableKind.SCRATCH))
