@@ -417,6 +417,20 @@ class PrefixCache(Guarded):
         self._committer.commit(step, counts, sampled, sampled_counts)
 
     @guarded
+    def commit_one(self, step: Step, count: int, sampled: Sequence[int] = ()) -> None:
+        """`commit` for a step of one lease, with plain integers.
+
+        Args:
+            step: What `extend_one` returned.
+            count: Tokens that count, 0 to what was granted.
+            sampled: Tokens that follow what is known.
+
+        Raises:
+            LeaseError: Misuse; nothing has changed.
+        """
+        self._committer.commit_one(step, count, sampled)
+
+    @guarded
     def fail(self, step: Step, rows: ArrayLike | None = None) -> None:
         """The ranks failed in `step`: nothing of it counts or is published. Its leases can only be aborted.
 

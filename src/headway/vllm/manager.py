@@ -78,6 +78,7 @@ class _Run:
     Attributes:
         lease: The lease.
         row: Its row.
+        last_stop: Position from which on it is to stop at no checkpoint any more.
         room: Position up to which the worker's tables reach.
         sent: Blocks of each table of attention that the worker has.
         parts: Its parts of the steps under way, the oldest first.
@@ -89,6 +90,7 @@ class _Run:
 
     lease: Lease
     row: int
+    last_stop: int
     room: int = 0
     sent: list[int] = field(default_factory=list)
     parts: deque[_Part] = field(default_factory=deque)
@@ -201,7 +203,8 @@ class KVCacheManager:
             return None
         unread = FAR if request.skip_reading_prefix_cache else 0
         lease = cache.lease(prompt, hit, own_blocks=True, least_hit=unread)
-        run = _Run(lease, lease.row, sent=[0] * len(self._tables))
+        last_stop = FAR if any(kind.startswith("interval") for kind in self.options.placement) else len(prompt.tokens)
+        run = _Run(lease, lease.row, last_stop, sent=[0] * len(self._tables))
         self._runs[request.request_id] = self._waiting[request.request_id] = run
         return run
 
@@ -252,10 +255,10 @@ class KVCacheManager:
         end = step.starts.item() + num_new_tokens + self._ahead
         return self._send(run, end, first=first) if first or end > run.room else self.empty_kv_cache_blocks
 
-    def cut(self, request_id: str, num_new_tokens: int) -> int:
+    def cut(self, request: Any, num_new_tokens: int) -> int:
         """How many of the next tokens of a request one step may compute: no further than to the next checkpoint."""
-        run = self._runs.get(request_id)
-        if run is None:
+        run = self._runs.get(request.request_id)
+        if run is None or request.num_computed_tokens >= run.last_stop:
             return num_new_tokens
         lease = run.lease
         stop, planned = lease.next_stop, lease.planned
@@ -357,11 +360,7 @@ class KVCacheManager:
         part = run.parts.popleft()
         rejected = part.drafts + 1 - len(tokens) if part.drafts and tokens else 0
         newer = run.parts[0].step.counts.item() if rejected and run.parts else 0
-        counts = [part.step.counts.item() - rejected] if rejected else None
-        if tokens:
-            self.cache.commit(part.step, counts, [tokens], [len(tokens)])
-        else:
-            self.cache.commit(part.step, counts)
+        self.cache.commit_one(part.step, part.step.counts.item() - rejected, tokens)
         run.whole = rejected == part.drafts
         if newer:  # the worker puts the newer step behind what was accepted: so it is planned anew, there
             run.parts[0].step = again = self.cache.extend_one(run.row, newer, whole=True)
@@ -397,7 +396,7 @@ class KVCacheManager:
         count = min(max(run.lease.tokens - step.starts.item(), 0), step.counts.item()) if runs else 0
         if runs:
             run.whole = count == step.counts.item() - part.drafts
-        self.cache.commit(step, [count])
+        self.cache.commit_one(step, count)
 
     def pop_blocks_for_free(self, request: Any) -> list[Any]:
         """`free`; there are no blocks to free later."""

@@ -53,7 +53,7 @@ class Scheduler(vllm_scheduler.Scheduler):
 
     def _mamba_block_aligned_split(self, request: Any, num_new_tokens: int, *_: Any, **__: Any) -> int:
         """Where the next chunk of a prompt ends: at a checkpoint that is due, if one lies inside."""
-        return self.kv_cache_manager.cut(request.request_id, num_new_tokens)
+        return self.kv_cache_manager.cut(request, num_new_tokens)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's."""
