@@ -315,13 +315,18 @@ class PrefixCache(Guarded):
         self._opener.keep_at(row, position)
 
     @guarded
-    def demand(self, hit: Hit, tokens: int) -> int:
+    def demand(self, hit: Hit, tokens: int, step: int = 1) -> int:
         """How many of the `available` blocks a lease on `hit` takes until it has computed `tokens` tokens, at most.
 
-        For admission. Blocks that others use anyway are not counted, nor are checkpoints, which need not be taken.
-        O(tables + blocks under the hit).
+        For admission. Blocks of the prefix that others use anyway are not counted, nor are checkpoints, which need not
+        be taken. O(tables + blocks under the hit).
+
+        Args:
+            hit: What `lookup` returned.
+            tokens: Tokens of the sequence.
+            step: Most of them that are under way at once: windows and chunks are let go behind them.
         """
-        return self._opener.demand(self._true_now(hit, hit.prompt), tokens)
+        return self._opener.demand(self._true_now(hit, hit.prompt), tokens, step)
 
     # ---- steps
 

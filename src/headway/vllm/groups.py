@@ -142,8 +142,8 @@ def _check_spec(index: int, spec: Any, layout: ParallelLayout) -> None:
     if name == _STATE:
         if spec.mamba_cache_mode != "none":
             raise ConfigError(
-                f"KV cache group {index} keeps its states in mode {spec.mamba_cache_mode!r}, which belongs to vLLM's own "
-                "prefix caching: start with --no-enable-prefix-caching, and without --mamba-cache-mode"
+                f"KV cache group {index} keeps its states in mode {spec.mamba_cache_mode!r}, which belongs to vLLM's "
+                "own prefix caching: start with --no-enable-prefix-caching, and without --mamba-cache-mode"
             )
         return
     if getattr(spec, "tokens_per_state", 1) != 1:

@@ -33,8 +33,10 @@ import numpy as np
 
 from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step
 from headway.cache.lease.table import FAR
+from headway.errors import UnservableError
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
+from headway.vllm.wishes import Wishes, read_wishes, report
 
 __all__ = ["Blocks", "KVCacheManager"]
 
@@ -78,6 +80,7 @@ class _Run:
     Attributes:
         lease: The lease.
         row: Its row.
+        wishes: What it asks for.
         last_stop: Position from which on it is to stop at no checkpoint any more.
         room: Position up to which the worker's tables reach.
         sent: Blocks of each table of attention that the worker has.
@@ -90,6 +93,7 @@ class _Run:
 
     lease: Lease
     row: int
+    wishes: Wishes
     last_stop: int
     room: int = 0
     sent: list[int] = field(default_factory=list)
@@ -106,6 +110,7 @@ class KVCacheManager:
         cache: The prefix cache.
         groups: vLLM's groups as the cache has them.
         options: The user's options.
+        unservable: Requests that the pool could never hold, and why; the scheduler ends them.
     """
 
     def __init__(
@@ -116,6 +121,7 @@ class KVCacheManager:
         max_model_len: int,
         steps_in_flight: int = 1,
         slots_ahead: int = 0,
+        most_under_way: int = 1,
         watermark: float = 0.0,
         new_stats: Callable[[], Any] | None = None,
         new_copy: Callable[[int, int], Any] = lambda source, destination: (source, destination),
@@ -128,6 +134,7 @@ class KVCacheManager:
             max_model_len: Tokens for which the worker's tables have room.
             steps_in_flight: 2 for asynchronous scheduling.
             slots_ahead: Positions behind a step's that drafts write.
+            most_under_way: Most tokens that are planned and not yet committed.
             watermark: Share of the pool that stays free when requests are admitted.
             new_stats: Makes a `PrefixCacheStats`; None if nobody reads it.
             new_copy: Makes a `KVCacheBlockCopy`.
@@ -156,10 +163,13 @@ class KVCacheManager:
         geometry = self.cache.geometry
         self._tables = [(i, geometry.group(groups.groups[i].name).table) for i in groups.attention]
         self._max_model_len, self._ahead = max_model_len, slots_ahead
+        self._step = min(most_under_way, max_model_len)
         self._watermark = int(watermark * groups.blocks)
         self._new_stats, self._new_copy = new_stats, new_copy
         self._stats = new_stats() if new_stats else None
-        self._prompts: dict[str, Prompt] = {}
+        self._prompts: dict[str, tuple[Prompt, Wishes]] = {}
+        self._first: dict[str, Lease] = {}
+        self.unservable: dict[str, str] = {}
         self._runs: dict[str, _Run] = {}
         self._waiting: dict[str, _Run] = {}
         self._planned: dict[str, _Part] = {}
@@ -197,31 +207,43 @@ class KVCacheManager:
 
     def _open(self, request: Any) -> _Run | None:
         """A lease for a request, or None if the pool has no room for all of its tokens now."""
-        prompt, cache = self._prompt(request), self.cache
+        rid, cache = request.request_id, self.cache
+        prompt, wishes = self._prompt(request)
         hit = cache.lookup(prompt)
-        if cache.demand(hit, len(prompt.tokens)) + (self._watermark if self._runs else 0) > cache.available:
+        if self._runs and cache.demand(hit, len(prompt.tokens), self._step) + self._watermark > cache.available:
             return None
-        unread = FAR if request.skip_reading_prefix_cache else 0
-        lease = cache.lease(prompt, hit, own_blocks=True, least_hit=unread)
+        try:
+            unread = len(prompt.tokens) if request.skip_reading_prefix_cache else 0
+            lease = cache.lease(prompt, hit, own_blocks=True, least_hit=unread)
+        except UnservableError as error:
+            self.unservable[rid] = str(error)
+            return None
         last_stop = FAR if any(kind.startswith("interval") for kind in self.options.placement) else len(prompt.tokens)
-        run = _Run(lease, lease.row, last_stop, sent=[0] * len(self._tables))
-        self._runs[request.request_id] = self._waiting[request.request_id] = run
+        run = _Run(lease, lease.row, wishes, last_stop, sent=[0] * len(self._tables))
+        self._runs[rid] = self._waiting[rid] = run
         return run
 
-    def _prompt(self, request: Any) -> Prompt:
-        """The tokens of a request as the cache compares them; they are converted once."""
-        prompt = self._prompts.get(request.request_id)
-        if prompt is None or len(prompt.tokens) != request.num_tokens:
-            tokens, media = (
-                request.all_token_ids,
-                [Media(one.mm_position.offset, one.mm_position.length, one.identifier) for one in request.mm_features],
-            )
-            lora, salt = request.lora_request, request.cache_salt or ""
-            adapter = f"{lora.lora_name}\0{lora.lora_int_id}\0{lora.lora_path}" if lora else ""
-            namespace = self.cache.namespace(adapter=adapter, salt=salt)
-            symbols = self.cache.symbols(list(tokens), media) if media else list(tokens)
-            prompt = self._prompts[request.request_id] = Prompt(symbols, namespace)
-        return prompt
+    def _prompt(self, request: Any) -> tuple[Prompt, Wishes]:
+        """The tokens of a request as the cache compares them, and its wishes; they are converted once."""
+        known = self._prompts.get(request.request_id)
+        if known is not None and len(known[0].tokens) == request.num_tokens:
+            return known
+        tokens, lora = request._all_token_ids, request.lora_request
+        media = [Media(one.mm_position.offset, one.mm_position.length, one.identifier) for one in request.mm_features]
+        adapter = f"{lora.lora_name}\0{lora.lora_int_id}\0{lora.lora_path}" if lora else ""
+        parameters, given = request.sampling_params, request.prompt_embeds is not None
+        wishes = read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
+        prompt = Prompt(
+            self.cache.symbols(tokens, media) if media else tokens,
+            # what was given as embeddings has no tokens to compare
+            self.cache.namespace(adapter=adapter, salt=request.request_id if given else request.cache_salt or ""),
+            breakpoints=wishes.breakpoints,
+            pin=wishes.pin,
+            no_store=wishes.no_store or given,
+            pin_seconds=wishes.pin_seconds,
+        )
+        self._prompts[request.request_id] = prompt, wishes
+        return prompt, wishes
 
     def allocate_slots(
         self,
@@ -250,8 +272,8 @@ class KVCacheManager:
         first = not run.admitted
         if first:
             run.admitted = True
-            self._prompts.pop(rid, None)
-            del self._waiting[rid]
+            del self._prompts[rid], self._waiting[rid]
+            self._first.setdefault(rid, run.lease)
         end = step.starts.item() + num_new_tokens + self._ahead
         return self._send(run, end, first=first) if first or end > run.room else self.empty_kv_cache_blocks
 
@@ -305,7 +327,7 @@ class KVCacheManager:
 
         All sources are read before anything is written.
         """
-        late = {}
+        late: dict[int, int] = {}
         for export in self._late:
             late.update(zip(export.destination.tolist(), export.source.tolist(), strict=True))
             self.cache.release(export)
@@ -373,6 +395,8 @@ class KVCacheManager:
         rid = request.request_id
         self._prompts.pop(rid, None)
         self._copies.pop(rid, None)
+        if request.is_finished():
+            self._first.pop(rid, None)
         self._waiting.pop(rid, None)
         run, unsent = self._runs.pop(rid, None), self._planned.pop(rid, None)
         if run is None:
@@ -402,6 +426,14 @@ class KVCacheManager:
         """`free`; there are no blocks to free later."""
         self.free(request)
         return []
+
+    def explain(self, request: Any) -> dict[str, Any] | None:
+        """What a request that ends is told of its tokens and wishes, if it wants to know; None if not."""
+        run, rule = self._runs.get(request.request_id), self.options.explain
+        if run is None or not (run.wishes.explain or run.wishes.refused) or rule == "off":
+            return None
+        full = rule == "all" or bool(request.cache_salt)
+        return report(self._first[request.request_id], run.lease, run.wishes, full=full)
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything. Running requests go on with their own memory."""

@@ -23,7 +23,7 @@ class Options:
         pins: Requests may pin their prompts, and name breakpoints.
         pin_share: Largest share of the pool that pins may protect.
         pin_seconds: Time to live of a pin that does not say.
-        explain: Requests may ask for what became of their tokens.
+        explain: To whom it is told in full what became of its tokens: "own" (who has a cache_salt), "all" or "off".
         check: Check every invariant of the cache after every call (slow; to find faults).
     """
 
@@ -33,18 +33,20 @@ class Options:
     pins: bool = True
     pin_share: float = 0.5
     pin_seconds: float = 3600.0
-    explain: bool = True
+    explain: str = "own"
     check: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no yes or no. The cache checks the rest.
+        """Refuse what the cache would not refuse.
 
         Raises:
             ConfigError: Names the option.
         """
-        for name in ("pins", "explain", "check"):
+        for name in ("pins", "check"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"additional-config, headway: {name} is {getattr(self, name)!r}, not true or false")
+        if self.explain not in ("own", "all", "off"):
+            raise ConfigError(f"additional-config, headway: explain is {self.explain!r}, not one of own, all, off")
 
 
 def read_options(additional_config: Any) -> Options:

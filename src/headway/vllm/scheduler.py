@@ -1,8 +1,8 @@
 """vLLM's schedulers with the cache's manager: the only module that imports vLLM.
 
-vLLM has no plug point for its KV cache manager: its scheduler makes one by a name of its own module. So that name is
-another one while the scheduler is made. The rest are overrides of methods: where prompt chunks end, which step an output
-belongs to, and what counts when it arrives.
+vLLM has no plug point for its KV cache manager: its scheduler makes one by a name of its own module. So that name gives
+ours while the scheduler is made. The rest are overrides of methods: where prompt chunks end, which step an output belongs
+to, and what counts when it arrives.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import vllm.v1.core.sched.scheduler as vllm_scheduler
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.metrics.stats import PrefixCacheStats
@@ -24,6 +25,7 @@ from headway.vllm.options import read_options
 __all__ = ["AsyncScheduler", "Scheduler"]
 
 _MAKING = threading.Lock()
+logger = init_logger(__name__)
 
 
 class Scheduler(vllm_scheduler.Scheduler):
@@ -34,7 +36,8 @@ class Scheduler(vllm_scheduler.Scheduler):
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
         """An object of the class that fits the configuration."""
         chosen = AsyncScheduler if cls is Scheduler and vllm_config.scheduler_config.async_scheduling else cls
-        return super().__new__(chosen)
+        made: Scheduler = super().__new__(chosen)
+        return made
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         """As vLLM's.
@@ -58,7 +61,12 @@ class Scheduler(vllm_scheduler.Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's."""
         output = super().schedule(*args, **kwargs)
-        self.kv_cache_manager.close_step(output)
+        manager = self.kv_cache_manager
+        manager.close_step(output)
+        for request_id, why in manager.unservable.items():
+            logger.error("Request %s cannot be served: %s", request_id, why)
+            self.encoder_cache_mismatch_reqs.add(request_id)  # those end with an error when the step's output arrives
+        manager.unservable.clear()
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -66,6 +74,17 @@ class Scheduler(vllm_scheduler.Scheduler):
         index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
         self.kv_cache_manager.commit(scheduler_output, index, sampled)
         return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _connector_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """What goes with a request's last output: what became of its tokens, if it asked."""
+        told = self.kv_cache_manager.explain(request)
+        return False, None if told is None else {"headway": told}
+
+    def _update_request_as_session(self, session: Any, update: Any) -> None:
+        """As vLLM's. A session that goes on loses its last token and gets others, so it is looked up anew."""
+        super()._update_request_as_session(session, update)
+        self.kv_cache_manager.free(session)
+        session.num_computed_tokens = 0
 
 
 class AsyncScheduler(Scheduler, VllmAsyncScheduler):
@@ -85,6 +104,7 @@ def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) ->
         max_model_len=vllm_config.model_config.max_model_len,
         steps_in_flight=2,
         slots_ahead=vllm_config.num_lookahead_tokens,
+        most_under_way=vllm_config.max_in_flight_tokens,
         watermark=vllm_config.scheduler_config.watermark,
         new_stats=PrefixCacheStats if log_stats else None,
         new_copy=KVCacheBlockCopy,
@@ -109,6 +129,7 @@ def _check(vllm_config: Any) -> None:
         "a pooling model": vllm_config.model_config.runner_type == "pooling",
         "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
         "a diffusion model": vllm_config.model_config.is_diffusion,
+        "routed experts in answers (aux outputs)": vllm_config.aux_output_config.enabled,
         "multi-module MTP": vllm_config.num_prefill_lookahead_tokens > 1,
     }
     for name, found in refused.items():

@@ -186,12 +186,13 @@ class Opener(Parts):
             self.pool.share(part.ids)
         return self.index.take_checkpoint(at, kind, tuple(Section(part.first, part.ids.copy()) for part in parts))
 
-    def demand(self, hit: Hit, tokens: int) -> int:
+    def demand(self, hit: Hit, tokens: int, step: int) -> int:
         """See `PrefixCache.demand`."""
-        geometry, start = self.geometry, hit.tokens
-        blocks = geometry.peak_blocks(tokens + self.leases.ahead, start)
-        blocks += sum(table.blocks_copied(start) for table in geometry.tables)
-        for table in geometry.prefix_tables if start else ():
+        start, length, blocks = hit.tokens, tokens + self.leases.ahead, 0
+        for table in self.geometry.tables:
+            under_way = -(-step // table.span) if table.span else 0
+            blocks += table.blocks_copied(start) + min(table.blocks_for(length), table.most_blocks(length) + under_way)
+        for table in self.geometry.prefix_tables if start else ():
             shared = hit.blocks(table.index)[: start // table.span]
             blocks -= int(np.count_nonzero(self.pool.users[shared]))
         return blocks
