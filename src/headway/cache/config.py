@@ -46,7 +46,7 @@ class CacheConfig:
             checkpoint in every block besides.
         steps_in_flight: Steps that a lease may have under way at once: 1, or 2 to plan a step before the one before it
             is committed.
-        slots_ahead: Positions behind those that a step computes for which `extend` gives blocks too: drafts write there.
+        slots_ahead: Positions behind those of a step for which `extend` gives blocks too: drafts write there.
         scratch_blocks: Blocks that every lease has besides, for itself alone, such as for states after draft tokens.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
             when its request ends.

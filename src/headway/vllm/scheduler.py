@@ -1,8 +1,8 @@
 """vLLM's schedulers with the cache's manager: the only module that imports vLLM.
 
 vLLM has no plug point for its KV cache manager: its scheduler makes one by a name of its own module. So that name gives
-ours while the scheduler is made. The rest are overrides of methods: where prompt chunks end, which step an output belongs
-to, and what counts when it arrives.
+ours while the scheduler is made. The rest are overrides of methods: where prompt chunks end, which step an output
+belongs to, and what counts when it arrives.
 """
 
 from __future__ import annotations

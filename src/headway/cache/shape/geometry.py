@@ -260,7 +260,7 @@ class CacheGeometry:
             layout: Parallel layout; one rank if not given.
             block_tokens: Tokens of the first token-indexed table in one block on one rank (16 if neither is given).
             block_bytes: Bytes of a block on one rank, instead of `block_tokens`.
-            scratch_blocks: Blocks that every running sequence has for itself besides, in a table of their own, the last.
+            scratch_blocks: Blocks that every running sequence has for itself besides, in a last table of their own.
 
         Raises:
             ConfigError: Sizes that cannot work; the message says what to change.
