@@ -96,7 +96,7 @@ class World:
             out = scheduler.schedule()
             self.hits += sum(new.num_computed_tokens for new in out.scheduled_new_reqs)
             pending.append((out, self.worker.run(out)))
-            if len(pending) > scheduler.ahead or not out.num_scheduled_tokens:
+            while len(pending) > scheduler.ahead or (pending and not out.num_scheduled_tokens):
                 for done in scheduler.update_from_output(*pending.pop(0)):
                     said.append(list(done._all_token_ids))
         assert self.manager.cache.leases == 0
@@ -109,7 +109,8 @@ class World:
 
     def _request(self, name: str, base: list[int]) -> Request:
         rng = self.rng
-        tokens = base[: rng.randrange(1, len(base) + 1)] + [rng.randrange(1000) for _ in range(rng.randrange(30))]
+        shared = len(base) if rng.random() < 0.4 else rng.randrange(1, len(base) + 1)
+        tokens = base[:shared] + [rng.randrange(1000) for _ in range(rng.randrange(30))]
         stop, salt = rng.choice([-1, 5]), rng.choice([None, None, "s"])
         return Request(name, tokens[:400], rng.randrange(1, 25), cache_salt=salt, stop=stop)
 
@@ -218,7 +219,7 @@ def test_a_step_that_never_came_back_counts_for_nothing() -> None:
 
 
 BREAKS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
-    "exports are never copied": lambda m, patch: patch.setattr(m, "_late", _Forgetful()),
+    "exports are never copied": lambda m, patch: patch.setattr(m, "take_kv_cache_block_copies", _without_exports(m)),
     "copies go to the wrong page": lambda m, patch: patch.setattr(m, "_new_copy", lambda s, d: _pair(s, d % 50 + 1)),
     "what a running state is after drafts is ignored": lambda m, patch: patch.setattr(
         type(m), "_commit", _trusting(type(m)._commit)
@@ -232,6 +233,16 @@ class _Forgetful(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Nothing."""
+
+
+def _without_exports(manager: Any) -> Callable[[], Any]:
+    take = manager.take_kv_cache_block_copies
+
+    def taken() -> Any:
+        manager._late = []
+        return take()
+
+    return taken
 
 
 def _pair(source: int, destination: int) -> Any:

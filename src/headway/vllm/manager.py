@@ -433,7 +433,7 @@ class KVCacheManager:
         if run is None or not (run.wishes.explain or run.wishes.refused) or rule == "off":
             return None
         full = rule == "all" or bool(request.cache_salt)
-        return report(self._first[request.request_id], run.lease, run.wishes, full=full)
+        return report(self._first[request.request_id], run.lease, run.wishes, full=full, everything=rule == "all")
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything. Running requests go on with their own memory."""

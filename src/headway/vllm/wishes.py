@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.cache import Explanation, Lease, Reason
+from headway.cache import Explanation, Lease, Loss, Reason
 
 __all__ = ["Wishes", "read_wishes", "report"]
 
@@ -95,7 +95,7 @@ def _take(wishes: Wishes, name: str, value: Any, tokens: int) -> None:
         wishes.refused.append(f"breakpoints must be a list of positions from 1 to {tokens}, not {value!r}")
 
 
-def report(first: Lease, now: Lease, wishes: Wishes, *, full: bool) -> dict[str, Any]:
+def report(first: Lease, now: Lease, wishes: Wishes, *, full: bool, everything: bool = False) -> dict[str, Any]:
     """What became of a request's tokens and wishes, as data for JSON.
 
     Args:
@@ -103,9 +103,16 @@ def report(first: Lease, now: Lease, wishes: Wishes, *, full: bool) -> dict[str,
         now: Its present one, another if it was preempted.
         wishes: What it asked for.
         full: Whether it may know how far the prompt follows what is known.
+        everything: And whether it may know what prompts of other salts have told the cache.
     """
     found = first.explanation
-    losses = [_loss(one.reason, one.start, one.stop, one.detail) for one in found.losses] if full else _rounded(found)
+    lines = list(found.losses)
+    for i, one in enumerate(() if everything else lines):
+        if one.reason is Reason.OTHER_NAMESPACE:
+            reason = Reason.PARTED if found.matched else Reason.NOTHING_MATCHED
+            lines[i:] = [Loss(reason, one.start, found.prompt_tokens)]
+            break
+    losses = [_loss(one.reason, one.start, one.stop, one.detail) for one in lines] if full else _rounded(found)
     told: dict[str, Any] = {
         "prompt_tokens": found.prompt_tokens,
         "cached_tokens": found.hit_tokens,
