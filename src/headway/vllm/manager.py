@@ -166,7 +166,7 @@ class KVCacheManager:
         self._step = min(most_under_way, max_model_len)
         self._watermark = int(watermark * groups.blocks)
         self._new_stats, self._new_copy = new_stats, new_copy
-        self._stats = new_stats() if new_stats else None
+        self.prefix_cache_stats = new_stats() if new_stats else None
         self._prompts: dict[str, tuple[Prompt, Wishes]] = {}
         self._first: dict[str, Lease] = {}
         self.unservable: dict[str, str] = {}
@@ -315,12 +315,18 @@ class KVCacheManager:
             out[group], drafts = [state, *drafts[:count]], drafts[count:]
 
     def get_blocks(self, request_id: str) -> Blocks:
-        """All blocks that the worker has of a request."""
-        run, out = self._runs[request_id], list(self.empty_kv_cache_blocks.blocks)
+        """All blocks that the worker has of a request; none if it does not run."""
+        run, out = self._runs.get(request_id), list(self.empty_kv_cache_blocks.blocks)
+        if run is None:
+            return self.empty_kv_cache_blocks
         for (group, table), sent in zip(self._tables, run.sent, strict=True):
             out[group] = (self.cache.tables[table.index][run.row, :sent] + 1).tolist()
         self._add_states(run, out)
         return Blocks(tuple(out))
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...] | None:
+        """Their ids."""
+        return self.get_blocks(request_id).get_block_ids()
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
         """The copies that the worker makes before this step's forward: exports of the last one, and hits.
@@ -380,7 +386,7 @@ class KVCacheManager:
     def _commit(self, run: _Run, tokens: Sequence[int]) -> None:
         """Commit the older step of a request, which sampled `tokens`."""
         part = run.parts.popleft()
-        rejected = part.drafts + 1 - len(tokens) if part.drafts and tokens else 0
+        rejected = part.drafts - max(0, len(tokens) - 1)
         newer = run.parts[0].step.counts.item() if rejected and run.parts else 0
         self.cache.commit_one(part.step, part.step.counts.item() - rejected, tokens)
         run.whole = rejected == part.drafts
@@ -454,13 +460,14 @@ class KVCacheManager:
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
         """A request was admitted, with a hit of so many tokens."""
-        if self._stats is not None and self.prefix_cache_lookup_enabled(request):
-            self._stats.record(num_tokens=request.num_tokens, num_hits=num_hits, preempted=request.num_preemptions > 0)
+        stats = self.prefix_cache_stats
+        if stats is not None and self.prefix_cache_lookup_enabled(request):
+            stats.record(num_tokens=request.num_tokens, num_hits=num_hits, preempted=request.num_preemptions > 0)
 
     def make_prefix_cache_stats(self) -> Any:
         """What was recorded since the last call."""
-        stats = self._stats
-        self._stats = self._new_stats() if self._new_stats else None
+        stats = self.prefix_cache_stats
+        self.prefix_cache_stats = self._new_stats() if self._new_stats else None
         return stats
 
     def estimate_cached_tokens(self, request: Any) -> int:
