@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from headway.vllm.manager import Blocks, KVCacheManager
 from tests.vllm.worker import Output, WorkerGroup
+
+from headway.vllm.manager import Blocks, KVCacheManager
 
 
 @dataclass(frozen=True, kw_only=True)

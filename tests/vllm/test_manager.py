@@ -10,11 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from headway.cache import ParallelLayout
-from headway.vllm.groups import read_groups
-from headway.vllm.manager import KVCacheManager
-from headway.vllm.options import Options
 from tests.vllm.standin import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -27,6 +22,11 @@ from tests.vllm.standin import (
     worker_groups,
 )
 from tests.vllm.worker import EmulatedWorker
+
+from headway.cache import ParallelLayout
+from headway.vllm.groups import read_groups
+from headway.vllm.manager import KVCacheManager
+from headway.vllm.options import Options
 
 FULL = FullAttentionSpec(block_size=8)
 LAYOUTS: dict[str, Callable[[int], list[Any]]] = {
@@ -97,15 +97,9 @@ class World:
             self.hits += sum(new.num_computed_tokens for new in out.scheduled_new_reqs)
             pending.append((out, self.worker.run(out)))
             while len(pending) > scheduler.ahead or (pending and not out.num_scheduled_tokens):
-                for done in scheduler.update_from_output(*pending.pop(0)):
-                    said.append(list(done._all_token_ids))
-        assert self.manager.cache.leases == 0
-        assert self.manager.cache.stats().leased == len(self.manager.cache._leases.held) == 0 or self.drain()
-
-    def drain(self) -> bool:
-        """Let the last exports be copied. Returns whether nothing is held then."""
-        self.worker.run(self.scheduler.schedule())
-        return self.manager.cache.stats().leased == 0
+                said += [list(one._all_token_ids) for one in scheduler.update_from_output(*pending.pop(0))]
+        self.worker.run(scheduler.schedule())  # the last exports are copied
+        assert self.manager.cache.leases == self.manager.cache.stats().leased == 0
 
     def _request(self, name: str, base: list[int]) -> Request:
         rng = self.rng
@@ -193,6 +187,21 @@ def test_a_request_is_told_what_became_of_its_wishes() -> None:
     assert first["refused"] == ["unknown: pni; there are pin, pin_seconds, breakpoints, no_store, explain"]
     assert second["losses"][0]["reason"] == "nothing_matched"
     assert third is None
+
+
+def test_a_hit_on_a_state_that_is_not_written_yet_copies_its_source() -> None:
+    """A checkpoint is written with the next step's copies; who resumes in that very step copies what it will be."""
+    world, prompt = World.make(0, "hybrid", blocks=200), list(range(100, 150))
+    scheduler = world.scheduler
+    scheduler.add_request(Request("first", list(prompt)))
+    out = scheduler.schedule()
+    scheduler.update_from_output(out, world.worker.run(out))
+    scheduler.add_request(Request("second", list(prompt)))
+    out = scheduler.schedule()
+    assert out.scheduled_new_reqs[0].num_computed_tokens == 49
+    sources = [copy.src_block_id for copy in out.kv_cache_block_copies]
+    assert len(set(sources)) == len(sources) - 3  # of each group of states one page is copied twice
+    world.worker.run(out)
 
 
 def test_a_request_that_never_fits_is_named() -> None:

@@ -143,23 +143,7 @@ class KVCacheManager:
             ConfigError: Options that cannot work.
         """
         self.groups, self.options = groups, options
-        self.cache = PrefixCache(
-            CacheConfig(
-                groups.specs,
-                groups.blocks,
-                block_bytes=groups.block_bytes,
-                layout=groups.layout,
-                checkpoint_alignment=options.alignment,
-                placement=options.placement,
-                eviction=options.eviction,
-                pin_share=options.pin_share,
-                pin_seconds=options.pin_seconds,
-                steps_in_flight=steps_in_flight,
-                slots_ahead=slots_ahead,
-                scratch_blocks=sum(group.drafts for group in groups.groups),
-                check=options.check,
-            )
-        )
+        self.cache = PrefixCache(_cache_config(groups, options, steps_in_flight, slots_ahead))
         geometry = self.cache.geometry
         self._tables = [(i, geometry.group(groups.groups[i].name).table) for i in groups.attention]
         self._max_model_len, self._ahead = max_model_len, slots_ahead
@@ -488,3 +472,22 @@ class KVCacheManager:
 
     def remove_skipped_blocks(self, *_: Any, **__: Any) -> None:
         """Nothing to do: `extend_one` lets go of what windows have left behind."""
+
+
+def _cache_config(groups: Groups, options: Options, steps_in_flight: int, slots_ahead: int) -> CacheConfig:
+    """What the cache is told when it is made."""
+    return CacheConfig(
+        groups.specs,
+        groups.blocks,
+        block_bytes=groups.block_bytes,
+        layout=groups.layout,
+        checkpoint_alignment=options.alignment,
+        placement=options.placement,
+        eviction=options.eviction,
+        pin_share=options.pin_share,
+        pin_seconds=options.pin_seconds,
+        steps_in_flight=steps_in_flight,
+        slots_ahead=slots_ahead,
+        scratch_blocks=sum(group.drafts for group in groups.groups),
+        check=options.check,
+    )
