@@ -339,7 +339,7 @@ _PINS = (
     Mutation(
         "pins: one is made off the grid",
         "policy/placement.py",
-        'wanted[self.floor(min(prompt.pin, last))] = "breakpoint"',
+        'wanted[self.place(length, prompt.pin)] = "breakpoint"',
         'wanted[min(prompt.pin, last)] = "breakpoint"',
         (PLACEMENT, WISHES),
     ),
