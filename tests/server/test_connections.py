@@ -96,6 +96,7 @@ def test_while_requests_run_the_port_of_a_stopping_server_is_open_and_says_so():
                 health = other.get("/health")
                 refused = other.post("/v1/completions", json={"prompt": "Hello"})
             assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+            assert "it finishes what it has begun" in health.json()["reason"]
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             gate.open()
             assert [line for line in lines if line][-1] == "data: [DONE]"

@@ -98,9 +98,8 @@ def _open_routes(engine: Engine, metrics: Metrics, *, keyed: bool) -> APIRouter:
     async def health() -> JSONResponse:
         reason = engine.unavailable
         if reason is None:
-            failed = {"not_finite": engine.not_finite} if engine.not_finite else {}  # see the log and /metrics
-            return JSONResponse({"status": "ok"} | failed)
-        return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+            return JSONResponse({"status": "ok", "not_finite": engine.not_finite})
+        return JSONResponse({"status": "unavailable", "reason": reason, "not_finite": engine.not_finite}, 503)
 
     @router.get("/metrics")
     def show_metrics() -> Response:

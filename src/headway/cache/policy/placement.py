@@ -45,7 +45,7 @@ def _interval(kind: str) -> int | None:
     if head != "interval":
         return None
     if not (number.isascii() and number.isdecimal() and len(number) <= 12) or int(number) < 1:
-        raise ConfigError(f"placement {kind!r}: write interval:N with N at least 1, for example interval:4096")
+        raise ConfigError(f"placement={kind!r}: write interval:N with N at least 1, for example interval:4096")
     return int(number)
 
 
@@ -61,7 +61,7 @@ def check_placement(kinds: Iterable[str]) -> None:
     for kind in listed:
         if not isinstance(kind, str) or (_interval(kind) is None and kind not in _KINDS):
             known = ", ".join(DEFAULT_PLACEMENT)
-            raise ConfigError(f"unknown placement {kind!r}; known are {known} and interval:N")
+            raise ConfigError(f"placement={kind!r} is unknown; known are {known} and interval:N")
 
 
 class Place(NamedTuple):
