@@ -96,7 +96,8 @@ def chat_tokenizer(name: str | None) -> ChatTokenizer:
     def render(messages: Messages, tools: Any) -> str:
         if not loaded.chat_template:
             return _plain(messages, tools)
-        return str(loaded.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True))
+        given: Any = messages  # it takes parts of messages as well, whatever its annotation says
+        return str(loaded.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=True))
 
     return ChatTokenizer(encode, render, loaded)
 

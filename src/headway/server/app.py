@@ -7,7 +7,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -167,7 +167,7 @@ def _api_routes(service: GenerationService) -> APIRouter:
     return router
 
 
-def _key_check(api_keys: Sequence[str]) -> Any:
+def _key_check(api_keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
     """What lets in whoever sends one of `api_keys`, and says in the request's state which."""
 
     async def check(request: Request) -> None:
