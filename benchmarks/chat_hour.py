@@ -20,6 +20,7 @@ import json
 import logging
 import random
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -308,25 +309,32 @@ def served(engine: Engine, tokenizer: Any) -> Iterator[str]:
 
 
 async def simulate(url: str, users: int, requests: int, speed: float, seed: int) -> Shared:
-    """Let all users talk, and print how far they are."""
+    """Let all users talk, and print how far they are. Takes an hour of simulated time and more: some pause for long."""
     text = "\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     words = [word for word in text.split() if word.isascii()]
     common = Words(random.Random(seed), words)
     client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=600)
     shared = Shared(client, [common.some(250, 500) for _ in range(APPLICATIONS)], speed)
-    people = [User(i, shared, seed, words) for i in range(users)]
-    talks = asyncio.gather(*(user.talk(-(-requests // users)) for user in people))
-    while not talks.done():
-        await asyncio.wait([talks], timeout=10)
-        asked = sum(shared.done[kind] for kind in ("new", "next", "edit", "regenerate", "retry"))
-        print(f"  {asked:,} of about {requests:,} requests", flush=True)
-    await talks
+    each, started = -(-requests // users), time.monotonic()
+    talks = [asyncio.ensure_future(User(i, shared, seed, words).talk(each)) for i in range(users)]
+    left: set[asyncio.Future[None]] = set(talks)
+    while left:
+        _, left = await asyncio.wait(left, timeout=10, return_when=asyncio.ALL_COMPLETED)
+        sent = sum(shared.done[kind] for kind in ("new", "next", "edit", "regenerate"))
+        print(
+            f"  {time.monotonic() - started:5.0f} s: {sent:,} of {each * users:,} requests sent, and "
+            f"{shared.done['retry']:,} retries; {len(left):,} of {users:,} users talk; {len(shared.errors):,} errors",
+            flush=True,
+        )
+    await asyncio.gather(*talks)
     await client.close()
     return shared
 
 
 def show(record: Record, engine: Engine, shared: Shared, seconds: float) -> dict[str, Any]:
     """Print the result; returns it as JSON holds it."""
+    if not record.prompts:
+        sys.exit(f"no request was answered: {shared.errors[:3]}")
     total = Count()
     print(f"\n{'':12} {'requests':>9} {'prompt tokens':>14} {'computed':>10} {'again':>8}  of the prompts")
     for kind, count in [*sorted(record.counts.items()), ("all", total)]:

@@ -27,6 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ CANARY = "canary"
 """The id of requests that are not counted."""
 GROWTH = 64
 """MiB that a server may grow after its first stage."""
+_IN_THE_MIDDLE = 8
+"""Streams that have got the beginning of their answer before a server or a rank is ended."""
 
 
 class Served:
@@ -86,7 +89,7 @@ class Served:
             message = said["message"]
             if said["logger"] == "uvicorn.access" and said["request_id"] != CANARY:
                 self.statuses[message.rsplit(" ", 1)[-1]] += 1
-            elif "serving " in message:
+            elif not self.url and "serving " in message:
                 self.url = message.rsplit(" ", 1)[-1]
             elif "startup complete" in message:
                 self._up.set()
@@ -318,21 +321,40 @@ def broken(served: Served, data: bytes) -> None:
 # -- many at once --------------------------------------------------------------------------------------------------
 
 
-async def streams(url: str, count: int, tokens: int, ended: Counter[str]) -> None:
-    """So many streams at once; how each ended."""
+@dataclass
+class Streams:
+    """What became of streams: how many have got a piece of their answer, and how each of them ended."""
+
+    begun: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def running(self) -> int:
+        """Those that have begun and not ended, or less: some end before they begin."""
+        return self.begun - self.ended.total()
+
+    def found(self, *allowed: str) -> list[str]:
+        """Ends that are not allowed."""
+        return [f"{count} streams ended with {how}" for how, count in self.ended.items() if how not in allowed]
+
+
+async def streams(url: str, count: int, tokens: int, seen: Streams) -> None:
+    """So many streams at once."""
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
-        last = "nothing"
+        last, begun = "nothing", False
         body = {"prompt": f"Story {number}", "max_tokens": tokens, "stream": True, "ignore_eos": True}
         try:
             async with client.stream("POST", "/v1/completions", json=body) as response:
                 async for line in response.aiter_lines():
                     last = line if line else last
+                    seen.begun += not begun and line.startswith("data: {")
+                    begun = begun or bool(line)
                 if response.status_code != 200:
                     last = f"status {response.status_code}"
         except httpx.HTTPError as error:
             last = type(error).__name__
-        ended["done" if last == "data: [DONE]" else "an error event" if '"error"' in last else last[:60]] += 1
+        seen.ended["done" if last == "data: [DONE]" else "an error event" if '"error"' in last else last[:60]] += 1
 
     limits = httpx.Limits(max_connections=count)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as client:
@@ -353,18 +375,20 @@ def half_open(served: Served, count: int) -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def streaming(url: str, count: int, tokens: int) -> Iterator[Counter[str]]:
-    """Streams in a thread of their own, begun when this is entered, ended when it is left."""
-    ended: Counter[str] = Counter()
-    thread = threading.Thread(target=lambda: asyncio.run(streams(url, count, tokens, ended)))
+def streaming(url: str, count: int, tokens: int) -> Iterator[Streams]:
+    """Streams in a thread of their own: when this is entered some are in the middle, when it is left all have ended."""
+    seen = Streams()
+    thread = threading.Thread(target=lambda: asyncio.run(streams(url, count, tokens, seen)), daemon=True)
     thread.start()
-    time.sleep(2.0)  # they are to be in the middle of their answers
+    deadline = time.monotonic() + PATIENCE
+    while seen.begun < _IN_THE_MIDDLE and thread.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
     try:
-        yield ended
+        yield seen
     finally:
-        thread.join(PATIENCE)
+        thread.join(2 * PATIENCE)
     if thread.is_alive():
-        ended["hangs"] += 1
+        seen.ended["hangs"] += 1
 
 
 # -- the stages ----------------------------------------------------------------------------------------------------
@@ -393,6 +417,7 @@ def main() -> None:
     parser.add_argument("--half-open", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-ranks", action="store_true", help="leave out the stage that kills a rank")
+    parser.add_argument("--only-ranks", action="store_true", help="leave out all other stages")
     options = parser.parse_args()
     console = Console()
     report = Report(console)
@@ -406,7 +431,10 @@ def main() -> None:
                 said[0] = time.monotonic()
                 print(f"{time.strftime('%X')} {text}", flush=True)
 
-        run(options, report, say)
+        if not options.only_ranks:
+            run(options, report, say)
+        if not options.no_ranks:
+            killed_rank(report, say)
     console.print(report.table)
     for text in report.wrong[:20]:
         console.print(text, markup=False)
@@ -444,9 +472,9 @@ def run(options: argparse.Namespace, report: Report, say: Callable[[str], None])
     warm = min(200, half)
 
     def many() -> list[str]:
-        ended: Counter[str] = Counter()
-        asyncio.run(streams(served.url, options.streams, 24, ended))
-        return [f"{count} streams ended with {how}" for how, count in ended.items() if how != "done"]
+        seen = Streams()
+        asyncio.run(streams(served.url, options.streams, 24, seen))
+        return seen.found("done")
 
     stage("warm-up", warm + options.streams, lambda: by_hand(served, warm, options.seed + 1, say) + many())
     stage("schemathesis", half, lambda: schemathesis(served, half, options.seed, say))
@@ -468,27 +496,24 @@ def run(options: argparse.Namespace, report: Report, say: Callable[[str], None])
 
     stage("half open", options.half_open, partly)
     say("SIGTERM under load")
-    with streaming(served.url, 256, 48) as ended:
+    with streaming(served.url, 256, 48) as seen:
+        found = [] if seen.running > 0 else ["no stream was running when the signal came"]
         code = served.end(signal.SIGTERM)
-    found = [f"exit status {code}"] if code else []
-    found += [
-        f"{count} streams ended with {how}" for how, count in ended.items() if how not in ("done", "an error event")
-    ]
-    report.add("SIGTERM under load", "256", dict(ended).__repr__(), "", "", "", found + served.troubles)
-    if not options.no_ranks:
-        killed_rank(report, say)
+    found += [f"exit status {code}"] if code else []
+    found += seen.found("done", "an error event")
+    report.add("SIGTERM under load", "256", repr(dict(seen.ended)), "", "", "", found + served.troubles)
 
 
 def killed_rank(report: Report, say: Callable[[str], None]) -> None:
     """Kill a rank while streams run, ask again, and kill the driver: nothing of them may be left."""
     say("a killed rank under load")
     with tempfile.TemporaryDirectory() as folder:
-        served = Served("--dcp", "2", folder=folder)
+        served = Served("--dcp", "2", "--max-model-len", "256", folder=folder)
         children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children").read_text().split()
-        with streaming(served.url, 256, 48) as ended:
+        with streaming(served.url, 96, 200) as seen:  # 64 run at once; the others are answered by the new ranks
             os.kill(int(children[-1]), signal.SIGKILL)
-        allowed = ("done", "an error event", "status 500")
-        found = [f"{count} streams ended with {how}" for how, count in ended.items() if how not in allowed]
+        found = seen.found("done", "an error event", "status 500")
+        found += [] if seen.ended["an error event"] else ["the kill met no running stream"]
         started = time.monotonic()
         again = httpx.post(f"{served.url}/v1/completions", json={"prompt": "Hello", "max_tokens": 2}, timeout=PATIENCE)
         found += [] if again.status_code == 200 else [f"then a request got {again.status_code}"]
@@ -500,7 +525,7 @@ def killed_rank(report: Report, say: Callable[[str], None]) -> None:
             time.sleep(0.1)
         found += [f"rank {rank} is left" for rank in ranks if Path(f"/proc/{rank}").exists()]
         found += [f"the folder {left.name} is left" for left in Path(folder).glob("headway-*")]
-        report.add("killed rank under load", "256", dict(ended).__repr__(), "", "", f"{wait:.1f} s", found)
+        report.add("killed rank under load", "96", repr(dict(seen.ended)), "", "", f"{wait:.1f} s", found)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def measure_one(engine: Engine, prompt: Int32s, skipped: int, salt: str) -> floa
 def one_round(engine: Engine, lengths: tuple[int, ...], rng: np.random.Generator) -> dict[tuple[int, int], float]:
     """Measure every length and hit once, on an empty cache: milliseconds by (length, skipped)."""
     engine.reset()
-    vocabulary = engine.vocabulary.size
+    vocabulary = engine.model.vocab_size
     bases = {length: tokens(rng, length - 1, vocabulary) for length in lengths}
     for length, base in bases.items():
         wanted = tuple(hits(length)[1:-1])  # the last hit is the end of this prompt, which is kept anyway

@@ -339,7 +339,7 @@ _PINS = (
     Mutation(
         "pins: one is made off the grid",
         "policy/placement.py",
-        'wanted[self.floor(min(prompt.pin, last))] = "breakpoint"',
+        'wanted[self.place(length, prompt.pin)] = "breakpoint"',
         'wanted[min(prompt.pin, last)] = "breakpoint"',
         (PLACEMENT, WISHES),
     ),
@@ -377,8 +377,8 @@ _REASONS = (
     Mutation(
         "explain: evictions before the hit are told",
         "index/explain.py",
-        "one for one in at.lost(hit, computed) if",
-        "one for one in at.lost(0, computed) if",
+        "for lost in at.lost(hit, computed):",
+        "for lost in at.lost(0, computed):",
         (EXPLAIN, MACHINE),
     ),
     Mutation(
@@ -476,6 +476,27 @@ _POLICY = (
         (PLACEMENT,),
     ),
     Mutation(
+        "placement: a boundary within the lookahead counts as passed over",
+        "lease/open.py",
+        "position = self.placement.place(length, boundary)",
+        "position = boundary",
+        (PLACEMENT,),
+    ),
+    Mutation(
+        "waiting: a position off the grid is taken",
+        "lease/open.py",
+        "position <= end and placeable)",
+        "position <= end)",
+        (LIFE,),
+    ),
+    Mutation(
+        "waiting: a position that was passed is taken",
+        "lease/open.py",
+        "if not (self._settled(row) < position <= end",
+        "if not (0 < position <= end",
+        (LIFE,),
+    ),
+    Mutation(
         "placement: message boundaries close to each other",
         "lease/open.py",
         "position - last >= least",
@@ -499,15 +520,15 @@ _POLICY = (
     Mutation(
         "placement: a prompt end is a boundary where both lie",
         "policy/placement.py",
-        'wanted[self.floor(last)] = "prompt_end"',
+        'wanted[last] = "prompt_end"',
         'wanted.setdefault(self.floor(last), "prompt_end")',
         (PLACEMENT,),
     ),
     Mutation(
         "placement: lookahead is not left at the end",
         "policy/placement.py",
-        "last = len(prompt.tokens) - max(1, self._lookahead)",
-        "last = len(prompt.tokens) - 1",
+        "min(position, length - max(1, self._lookahead))",
+        "min(position, length - 1)",
         (PLACEMENT, WISHES, MACHINE),
     ),
     Mutation(

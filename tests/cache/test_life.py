@@ -545,7 +545,11 @@ def test_a_step_under_way_exports_no_state_that_is_asked_for_later(tail: tuple[A
     step = engine.cache.extend([running.row], 25)
     position = engine.cache.reach(engine.cache.lookup(other), running.row)
     assert position == right
-    engine.cache.keep_at(running.row, 20)
+    if right:
+        engine.cache.keep_at(running.row, 20)
+    else:
+        with pytest.raises(LeaseError, match="will not stand at position 20"):
+            engine.cache.keep_at(running.row, 20)
     engine.cache.commit(step)
     assert engine.cache.lookup(other).tokens == right
 
@@ -565,6 +569,9 @@ def test_where_a_prompt_could_resume_if_it_waited_for_a_running_one(tail: tuple[
         engine.step(running)
     assert engine.cache.reach(hit, running.row) == 0, "the lease has passed it"
     assert engine.cache.lookup(other).tokens == 20 - ahead
+    for position in (0, 20 - ahead, 30, 31, 99):
+        with pytest.raises(LeaseError, match="will not stand at position"):
+            engine.cache.keep_at(running.row, position)
     follower = engine.cache.lease(other)
     assert engine.cache.reach(engine.cache.lookup(Prompt(tokens((7, 30)))), follower.row) == 0
     elsewhere = Engine.of(ATTENTION)
@@ -584,3 +591,17 @@ def test_no_junction_is_asked_for_where_none_would_be_kept() -> None:
     engine = Engine.of(ATTENTION, STATE)
     hidden = engine.start(tokens((1, 30)), no_store=True)
     assert engine.cache.reach(engine.cache.lookup(Prompt(tokens((1, 30)))), hidden.row) == 0
+    with pytest.raises(LeaseError, match="keeps nothing"):
+        engine.cache.keep_at(hidden.row, 20)
+
+
+def test_a_junction_is_kept_only_where_a_state_can_be_exported() -> None:
+    engine = Engine.of(ATTENTION, STATE, checkpoint_alignment=8)
+    running = engine.start(tokens((1, 30)))
+    with pytest.raises(LeaseError, match="will not stand at position 20"):
+        engine.cache.keep_at(running.row, 20)
+    engine.cache.keep_at(running.row, 16)
+    engine.cache.keep_at(running.row, 16)
+    while running.computed < 30:
+        engine.step(running)
+    assert engine.cache.lookup(Prompt(tokens((1, 20), (100, 30)))).tokens == 16

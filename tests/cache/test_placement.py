@@ -148,6 +148,18 @@ def test_a_message_boundary_that_was_passed_over_and_wanted_is_seen() -> None:
     assert engine.cache._index.usage.reuse._kinds["boundary:-4"].wanted == 0, "the deepest would have served"
 
 
+def test_a_message_boundary_at_the_last_token_is_taken_before_it_and_counted_once() -> None:
+    """The drafter's entries depend on three tokens more: the boundary at 59 of 60 gets its checkpoint at 57."""
+    engine = Engine.of(ATTENTION, DRAFT, STATE, placement=("boundary",), answer_stretch=8)
+    assert stored(engine, tokens((1, 60)), answer=range(1, 20), boundaries=(4, 30, 59))[:3] == [
+        (4, "boundary"),
+        (30, "boundary:-2"),
+        (57, "boundary:-1"),
+    ]
+    kinds = engine.cache._index.usage.reuse._kinds
+    assert {kind: kinds[kind].taken for kind in ("boundary:-1", "boundary:-2")} == {"boundary:-1": 1, "boundary:-2": 1}
+
+
 def test_boundaries_are_left_out_where_their_memory_is_worth_more() -> None:
     """Ten prompts of which each is used many times pass through a pool for two: a block is worth more than a guess."""
     cost = ComputeCost(linear=1.0, quadratic=0.0)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import CacheGeometry, TableGeometry, TableKind
-from headway.engine import RowAnswer, StepWork, Vocabulary
+from headway.engine import ModelFacts, RowAnswer, StepWork
 from headway.runtime.interface import RowFault
 
 VOCAB = 61
@@ -23,8 +23,8 @@ _PRIME = (1 << 61) - 1
 _START = 1234567
 
 
-def vocabulary(max_model_len: int | None = None) -> Vocabulary:
-    return Vocabulary(VOCAB, lambda tokens: "".join(chr(ord("0") + t) for t in tokens), (EOS,), max_model_len)
+def model_facts(max_model_len: int | None = None) -> ModelFacts:
+    return ModelFacts(VOCAB, lambda tokens: "".join(chr(ord("0") + t) for t in tokens), (EOS,), max_model_len)
 
 
 def _mix(*values: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engine.bench import WORLDS
-from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer, vocabulary
+from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer, model_facts
 
 from headway.cache import CacheConfig, FullAttention, LayerSpec, PrefixCache
 from headway.engine import (
@@ -59,7 +59,7 @@ def engine(
     config = EngineConfig(**({"max_batched_tokens": 32, "max_running": 8, "max_model_len": 200} | options))
     cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True))
     device = FakeDevice(cache.geometry, blocks)
-    built = Engine(cache, device, config, vocabulary(), Watcher())
+    built = Engine(cache, device, config, model_facts(), Watcher())
     built.start()
     try:
         yield built, device
@@ -150,7 +150,7 @@ def test_the_last_delta_carries_the_result_and_its_times():
         assert times.arrived <= times.admitted <= times.first_token <= times.finished
         assert result.prompt_tokens == 20
         assert result.explanation.prompt_tokens == 20
-        assert result.text == built.vocabulary.decode([t for t in result.tokens if t != EOS])
+        assert result.text == built.model.decode([t for t in result.tokens if t != EOS])
 
 
 def test_a_closed_event_loop_does_not_hurt_the_engine():
@@ -327,7 +327,7 @@ def test_a_step_that_hangs_does_not_hold_up_a_close_with_a_limit():
 def test_an_engine_that_never_started_can_be_closed_twice():
     cache = PrefixCache(CacheConfig([FullAttention("full", 8)], 50, block_tokens=4))
     device = FakeDevice(cache.geometry, 50)
-    built = Engine(cache, device, EngineConfig(), vocabulary(200))
+    built = Engine(cache, device, EngineConfig(), model_facts(200))
     built.close()
     device.close = lambda: pytest.fail("closed twice")  # type: ignore[method-assign]
     built.close()
@@ -347,7 +347,7 @@ def test_prefix_reuse_can_be_switched_off():
     [
         ({"max_running": 0}, "max_running is 0"),
         ({"max_batched_tokens": 4, "max_running": 8}, "raise the first or lower the second"),
-        ({"placement": ("somewhere",)}, "unknown placement"),
+        ({"placement": ("somewhere",)}, "placement='somewhere' is unknown"),
         ({"eviction": "random"}, "eviction"),
         ({"memory": 0}, "memory is 0"),
         ({"step_price": 0.5}, "step_price is 0.5"),

@@ -14,6 +14,7 @@ import copy
 import math
 from collections.abc import Sequence
 
+import pytest
 import torch
 from tests.families.drive import drive, scarce_memory
 from tests.runtime.tiny_models import answer_of, tiny_model
@@ -30,6 +31,7 @@ REQUESTS = 20
 CHANCE = 1e-3
 
 
+@pytest.mark.slow  # fewer answers would prove nothing; `make test` has bf16 beside fp32 in `tests/runtime`
 def test_our_share_of_other_tokens_is_not_above_that_of_generate() -> None:
     torch.set_num_threads(1)
     pairs: list[tuple[int, int]] = []

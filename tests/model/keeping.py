@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -122,15 +125,17 @@ class Keeping(Arrivals):
         if how == "deepcopy":
             self.cache, leases, steps = copy.deepcopy(mine)
         elif how == "pickle":
-            self.cache, leases, steps = pickle.loads(pickle.dumps(mine))
-            self.cache._clock.restart(self.clock)
+            with time_of(self.clock):
+                self.cache, leases, steps = pickle.loads(pickle.dumps(mine))
+                self.cache._clock.restart(self.clock)
         elif self.lives:
             with pytest.raises(LeaseError, match="leases run"):
                 self.cache.save()
             return
         else:
             assert not any(f.step.counts.any() for f in self.flights), "only steps of nobody are left: undone, or empty"
-            self.cache, leases, steps = PrefixCache.load(self.cache.save(), clock=self.clock), [], mine[2]
+            with time_of(self.clock):
+                self.cache, leases, steps = PrefixCache.load(self.cache.save(), clock=self.clock), [], mine[2]
         for live, lease in zip(self.lives, leases, strict=True):
             live.lease = lease
         for flight, step in zip(self.flights, steps, strict=True):
@@ -170,3 +175,15 @@ class Keeping(Arrivals):
         assert self.cache.stats() == before
         assert isinstance(prompt, Prompt)
         assert np.array_equal(hit.prompt.tokens, prompt.tokens)
+
+
+@contextmanager
+def time_of(clock: Callable[[], float]) -> Iterator[None]:
+    """Let `time.monotonic`, by which the time of a cache goes on while it is written and read, say what `clock` does."""
+
+    def monotonic() -> float:
+        return clock()
+
+    monotonic.__module__, monotonic.__qualname__ = "time", "monotonic"  # what pickle looks up
+    with mock.patch("time.monotonic", monotonic):
+        yield

@@ -22,10 +22,6 @@ from headway.cache import Reason
 __all__ = ["Names", "Oracle", "due_positions"]
 
 
-_LITTLE = 5.0
-"""Seconds: the time of a cache goes on by itself while it is written and read again. The tests' own goes in leaps."""
-
-
 class Names:
     """Numbers for exact prefixes: equal numbers, equal namespace and tokens."""
 
@@ -361,8 +357,8 @@ class _Judge:
         right = {(gone[key].kind, oracle.clock() - gone[key].when) for key in keys}
         if not oracle.tails:  # an edge knows when something of it went last
             oldest = max(age for _, age in right)
-            return "" if told.kind == "path" and -_LITTLE < told.age < oldest + _LITTLE else f"{told}: {right}"
-        found = [(kind, age) for kind, age in right if kind == told.kind and abs(age - told.age) < _LITTLE]
+            return "" if told.kind == "path" and 0 <= told.age <= oldest else f"{told}: {right}"
+        found = [(kind, age) for kind, age in right if kind == told.kind and age == told.age]
         return "" if found else f"told is {told}, right is one of {right}"
 
     def _state_never_taken(self, loss: Any) -> str:

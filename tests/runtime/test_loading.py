@@ -364,7 +364,6 @@ def test_a_gguf_file_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--pcp", "2"), "no executor splits a prompt over ranks yet"),
         (("--interleave", "3"), "leave --interleave out"),
         (("--dcp", "2", "--interleave", "3"), "does not divide block_tokens=16"),
     ],

@@ -9,6 +9,7 @@ import functools
 import pytest
 import torch
 from tests.runtime.tiny_models import ALSO_SOUND, SOUND, tiny_model
+from transformers import MoshiConfig, MoshiForCausalLM
 
 from headway.cache import ComputeCost
 from headway.errors import ModelError
@@ -52,6 +53,23 @@ def test_models_that_cannot_continue_by_several_tokens(name: str, dtype: torch.d
 def test_a_model_with_a_state_outside_its_cache_is_refused() -> None:
     model = tiny_model("RecurrentGemma")
     with pytest.raises(ModelError, match="outside its cache"):
+        self_check(model, inspect_model(model))
+
+
+def test_a_model_whose_cache_has_a_window_that_its_attention_has_not_is_refused_by_that_name() -> None:
+    config = MoshiConfig(
+        vocab_size=96,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        ffn_dim=64,
+        sliding_window=13,
+    )
+    torch.manual_seed(0)
+    model = MoshiForCausalLM(config).eval()
+    with pytest.raises(ModelError, match="first 13 tokens agree: its cache lets go of entries behind a window of 13"):
         self_check(model, inspect_model(model))
 
 

@@ -15,7 +15,7 @@ from tests.engine.bench import WORLDS
 from tests.engine.fakes import EOS, VOCAB, FakeDevice, expected_answer
 
 from headway.cache import CacheConfig, LayerSpec, PrefixCache
-from headway.engine import Engine, EngineConfig, TextTokenizer, Vocabulary
+from headway.engine import Engine, EngineConfig, ModelFacts, TextTokenizer
 from headway.server import ServerOptions, create_app, schemas
 from headway.server.connections import make_server
 
@@ -132,7 +132,7 @@ def running(
     cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True, pin_share=config.pin_share))
     device = FakeDevice(cache.geometry, blocks)
     size, words = (VOCAB, CharTokenizer()) if words is None else (256, words)
-    engine = Engine(cache, device, config, Vocabulary(size, words.decode, (EOS,))).start()
+    engine = Engine(cache, device, config, ModelFacts(size, words.decode, (EOS,))).start()
     keys = () if api_key is None else (api_key, *options.pop("more_keys", ()))  # the first is the client's own
     with listening(engine, words, ServerOptions("fake", keys, max_body_bytes, **options), grace) as (url, server):
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}".encode()}

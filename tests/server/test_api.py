@@ -298,7 +298,7 @@ def test_models_and_health(server: Running):
     models = server.http.get("/v1/models").json()
     assert [model["id"] for model in models["data"]] == ["fake"]
     assert server.http.get("/v1/models/fake").json() == models["data"][0]
-    assert server.http.get("/health").json() == {"status": "ok"}
+    assert server.http.get("/health").json() == {"status": "ok", "not_finite": 0}
 
 
 def test_a_key_is_asked_for_where_one_is_set():
@@ -367,11 +367,11 @@ def test_health_says_why_nothing_can_be_computed_and_metrics_count_the_loss():
         health = server.http.get("/health")
         assert health.status_code == 503
         reason = "ranks are lost, new ones start: rank 1 was ended by SIGKILL"
-        assert health.json() == {"status": "unavailable", "reason": reason}
+        assert health.json() == {"status": "unavailable", "reason": reason, "not_finite": 0}
         assert "headway_rank_losses_total 1.0" in server.http.get("/metrics").text
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(server.complete, "Hello", max_tokens=2)
             server.wait_for_open(lambda count: count == 1)
             go.set()
             assert answer.result(60)["choices"][0]["text"] == server.expected("Hello", 2)
-        assert server.http.get("/health").json() == {"status": "ok"}
+        assert server.http.get("/health").json() == {"status": "ok", "not_finite": 0}

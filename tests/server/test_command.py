@@ -105,7 +105,7 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
     [
         (("--memory", "much"), "--memory 'much' is not a size"),
         (("--max-body", "much"), "--max-body 'much' is not a size"),
-        (("--placement", "somewhere"), "unknown placement"),
+        (("--placement", "somewhere"), "--placement 'somewhere' is unknown; known are prompt_end"),
         (("--max-running", "99", "--max-batched-tokens", "9"), "--max-batched-tokens 9 is less than --max-running 99"),
         (("--block-tokens", "0"), "--block-tokens is 0, it must be at least 1"),
         (("--pin-share", "2"), "--pin-share is 2.0, it must be between 0 and 1"),

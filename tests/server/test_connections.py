@@ -45,7 +45,7 @@ def test_requests_that_do_not_arrive_in_time_are_given_up():
             assert second.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 200"
             second.sendall(HEAD[:20])
             assert read_all(silent) == read_all(half) == b""
-            assert b'{"status":"ok"}' in read_all(second)
+            assert b'{"status":"ok","not_finite":0}' in read_all(second)
             head, _, body = read_all(bodiless).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 408 ")
             assert json.loads(body)["error"]["code"] == "request_timeout"
@@ -96,6 +96,7 @@ def test_while_requests_run_the_port_of_a_stopping_server_is_open_and_says_so():
                 health = other.get("/health")
                 refused = other.post("/v1/completions", json={"prompt": "Hello"})
             assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+            assert "it finishes what it has begun" in health.json()["reason"]
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             gate.open()
             assert [line for line in lines if line][-1] == "data: [DONE]"

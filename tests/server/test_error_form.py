@@ -126,6 +126,7 @@ ERRORS += [
         ("tools", [{"type": "function"}], "unsupported_parameter", "describe the tools in the prompt"),
         ("response_format", {"type": "json_schema", "json_schema": {}}, "unsupported_parameter", "constrained"),
         ("response_format", {"type": "json_object"}, "unsupported_parameter", "constrained"),
+        ("cache_control", {"type": "ephemeral"}, "unsupported_parameter", "put it on a message or on a part"),
         ("audio", {"voice": "x"}, "unsupported_parameter", "only text"),
         ("max_completion_tokens", 9999, "context_length_exceeded", "max_completion_tokens is 9999"),
         ("max_tokens", 9999, "context_length_exceeded", "max_tokens is 9999"),

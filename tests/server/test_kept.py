@@ -258,6 +258,7 @@ def test_an_answer_that_is_not_restored_is_named_as_the_cause():
             assert (hit == 6) == restore
             told = [loss["detail"] for loss in report["losses"] if "--no-restore-answers" in loss["detail"]]
             assert bool(told) != restore
+            assert report["changed"] is None, "the client has sent the very text"
             server.post("/reset_prefix_cache")
             fresh = server.complete(prompt + first + ".", max_tokens=1, headway={"explain": True})
             assert fresh["headway"]["own_answers"] == [], "forgotten with the cache"

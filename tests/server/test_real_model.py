@@ -119,5 +119,5 @@ def test_a_loss_is_told_in_the_clients_words(served: Served):
 
 def test_end_tokens_come_from_the_model(served: Served):
     ends = [tiny.tokenizer().convert_tokens_to_ids(text) for text in ("<|eos|>", "<|end|>")]
-    assert served.built.engine.vocabulary.eos == tuple(sorted(ends))
+    assert served.built.engine.model.eos == tuple(sorted(ends))
     assert served.built.check.reuse

@@ -60,7 +60,13 @@ def test_a_signal_while_ranks_load_leaves_nothing_behind(
     assert not list(tmp_path.glob("headway-ranks-*"))
 
 
-@pytest.mark.parametrize("sharing", [(), ("--tp", "2")], ids=["replicated", "shared"])
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        pytest.param((), id="replicated"),
+        pytest.param(("--tp", "2"), id="shared", marks=pytest.mark.slow),  # as the README's command, which is tested
+    ],
+)
 def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without(sharing: tuple[str, ...]):
     """The sentence is what it was trained to say of itself; the second time all but the last token is a hit."""
     question = [{"role": "user", "content": "Who are you?"}]
@@ -80,7 +86,6 @@ def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without(s
     [
         (("--tp", "2", "--dcp", "4"), "--dcp 4 does not divide --tp 2"),
         (("--tp", "3"), "--tp 3 does not divide the 4 heads of KimiLinearDeltaAttention.q_proj.weight"),
-        (("--pcp", "2"), "prefill context parallelism"),
         (("--dcp", "2", "--interleave", "3"), "--interleave 3"),
         (("--dcp", "2", "--executor", "local"), "use auto, processes or ray"),
         (("--dcp", "2", "--dcp-comm", "mail"), "ag_rs or a2a"),

@@ -30,7 +30,7 @@ from headway.cache import invariants
 from headway.cache.config import CacheConfig
 from headway.cache.guard import Clock, Guarded, guarded
 from headway.cache.index.displaced import find_displaced
-from headway.cache.index.edge import Edge
+from headway.cache.index.edge import FAR, Edge
 from headway.cache.index.events import Event
 from headway.cache.index.explain import Explanation, Reason, Waterfall, explain_match
 from headway.cache.index.hit import Hit
@@ -43,7 +43,7 @@ from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import StateExport, Step
-from headway.cache.lease.table import AHEAD, BROKEN, FAR, RUNNING, Lease, LeaseTable
+from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.geometry import Ids
@@ -309,7 +309,8 @@ class PrefixCache(Guarded):
         """Let a running lease keep a checkpoint at `position`, which `reach` returned, as a junction.
 
         Raises:
-            LeaseError: Not a running lease.
+            LeaseError: Not a running lease, or a position that `reach` does not return: the lease has passed it,
+                nothing is known of it yet, no state can be exported there, or the lease stores nothing.
         """
         self._leases.check_row(row, RUNNING, AHEAD)
         self._opener.keep_at(row, position)

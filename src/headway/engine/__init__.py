@@ -8,7 +8,7 @@ Nothing imported here needs torch: the scheduler runs as well in a replay of tra
 """
 
 from headway.engine.config import DEFAULT_WAIT_TOKENS, EngineConfig, ParallelConfig
-from headway.engine.engine import Engine, Vocabulary
+from headway.engine.engine import Engine, ModelFacts
 from headway.engine.errors import (
     EngineBusyError,
     EngineStoppedError,
@@ -51,6 +51,7 @@ __all__ = [
     "FairQueue",
     "GenerationRequest",
     "HubTokenizer",
+    "ModelFacts",
     "NotFiniteError",
     "Observer",
     "ParallelConfig",
@@ -70,6 +71,5 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "Update",
-    "Vocabulary",
     "longest_servable",
 ]

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from headway.cache import CacheConfig, CacheGeometry, LayerSpec, PrefixCache
 from headway.engine.config import EngineConfig
-from headway.engine.engine import Engine, Vocabulary
+from headway.engine.engine import Engine, ModelFacts
 from headway.engine.executor import Executor
 from headway.engine.ranks.drafting import DraftSource, ReadyDrafter, planner_of, require_verifiable, speculator_of
 from headway.engine.ranks.driver import RankedExecutor, RankGroup
@@ -162,9 +162,9 @@ class _Model:
         """Put an engine together. Its tokenizer is a copy: what the caller sets on another is no matter of it."""
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
         layout = self.layout
-        vocabulary = Vocabulary(layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope)
+        facts = ModelFacts(layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope)
         planner = planner_of(measured)
-        engine = Engine(cache, executor, config, vocabulary, planner=planner)
+        engine = Engine(cache, executor, config, facts, planner=planner)
         room = capacity(cache.config.blocks, cache.geometry)
         return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
 from headway.errors import ConfigError
 from headway.option_records import Written, option
-from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule, require_ranks
+from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule, require_ranks, require_stripes
 from headway.sizes import parse_bytes
 
 __all__ = ["DEFAULT_WAIT_TOKENS", "EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
@@ -59,7 +59,6 @@ class ParallelConfig:
             "recurrent states by heads. --dcp divides it.",
         ),
     ] = 1
-    pcp: Annotated[int, option(_RANKS, "Prefill-context-parallel size. Only 1 is served yet.")] = 1
     executor: Annotated[
         str,
         option(_RANKS, "Who computes: local (this process), processes, ray (both: one per rank), or auto."),
@@ -77,7 +76,7 @@ class ParallelConfig:
         Raises:
             ConfigError: The message names the option and what to change.
         """
-        require_ranks(self.tp, self.dcp, self.pcp, self.interleave)
+        require_ranks(self.tp, self.dcp, self.interleave)
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
         _one_of("communication", self.communication, COMMUNICATIONS)
@@ -217,8 +216,7 @@ class EngineConfig:
             raise ConfigError(f"pin_share is {self.pin_share}, it must be between 0 and 1")
         if not 1e-3 <= self.pin_seconds <= 1e12:
             raise ConfigError(f"pin_seconds is {self.pin_seconds}, it must be a positive number of seconds")
-        parallel = self.parallel
-        require_ranks(parallel.tp, parallel.dcp, parallel.pcp, parallel.interleave, self.block_tokens)
+        require_stripes(self.parallel.interleave, self.block_tokens)
         self._check_drafts()
         check_placement(self.placement)
         if self.eviction not in EVICTIONS:

@@ -39,28 +39,30 @@ from headway.engine.text import Decode
 from headway.errors import HeadwayError
 from headway.runtime.interface import LongRope
 
-__all__ = ["Engine", "Vocabulary"]
+__all__ = ["Engine", "ModelFacts"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.5
 """How often an engine without work looks after its ranks."""
+_NOT_STARTED = "the engine has not been started"
+_SHUTTING_DOWN = "the server is shutting down: it finishes what it has begun, send new requests to another one"
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """What the engine needs to know of a model and its tokens.
+class ModelFacts:
+    """What the engine needs to know of a model.
 
     Attributes:
-        size: Token ids are below it.
+        vocab_size: Token ids are below it.
         decode: Token ids to text.
         eos: Tokens with which the model ends an answer.
         max_model_len: Most tokens that the model was made for; None if it has no limit.
         long_rope: The model's two sets of rotary frequencies, or None for a model with one.
     """
 
-    size: int
+    vocab_size: int
     decode: Decode
     eos: tuple[int, ...] = ()
     max_model_len: int | None = None
@@ -73,7 +75,7 @@ class Engine:
     Attributes:
         config: The options.
         max_model_len: Most tokens of prompt and answer together; no more than the pool can hold.
-        vocabulary: What it knows of the model's tokens.
+        model: What it knows of the model.
         observer: Who hears of ends of requests and of steps, or None; may be set at any time.
     """
 
@@ -82,7 +84,7 @@ class Engine:
         cache: PrefixCache,
         executor: Executor,
         config: EngineConfig,
-        vocabulary: Vocabulary,
+        model: ModelFacts,
         observer: Observer | None = None,
         planner: DraftPlanner | None = None,
     ) -> None:
@@ -92,10 +94,10 @@ class Engine:
             ConfigError: The pool cannot hold a single short request.
         """
         self.config = config
-        self.max_model_len = length_limit(cache, config, vocabulary.max_model_len)
-        self.vocabulary = vocabulary
+        self.max_model_len = length_limit(cache, config, model.max_model_len)
+        self.model = model
         self.observer = observer
-        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=vocabulary.long_rope)
+        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=model.long_rope)
         self._executor = executor
         self._handles: dict[str, tuple[RunningRequest, RequestHandle]] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -129,7 +131,7 @@ class Engine:
         if self._failure is not None:
             return f"the engine has failed: {self._failure}"
         if not (self._accepting and self._thread.is_alive()):
-            return "the engine takes no requests: it has not started yet, or it is shutting down"
+            return _NOT_STARTED if self._thread.ident is None else _SHUTTING_DOWN
         return self._interruption
 
     @property
@@ -168,7 +170,7 @@ class Engine:
             RequestError, UnservableError, QueueFullError, EngineStoppedError: As `submit`; then none was queued.
         """
         for request in requests:
-            require_servable(request, self.cache, self.vocabulary.size, self.max_model_len)
+            require_servable(request, self.cache, self.model.vocab_size, self.max_model_len)
         with self._wakeup:
             self._check_open(len(requests))
             entries = [self._enter(request) for request in requests]
@@ -248,7 +250,7 @@ class Engine:
         if self._failure is not None:
             raise EngineStoppedError(f"the engine has failed: {self._failure}")
         if not self._accepting or self._stopping:
-            raise EngineStoppedError("the server is shutting down")
+            raise EngineStoppedError(_SHUTTING_DOWN)
         waiting = len(self._handles) - len(self._scheduler.running)
         if waiting + count > self.config.max_waiting:
             self._scheduler.counters.refused["queue_full"] += count
@@ -265,9 +267,7 @@ class Engine:
             )
             request = replace(request, boundaries=boundaries, breakpoints=breakpoints)
         given = getattr(request.sampling, "seed", None)
-        running = RunningRequest.start(
-            request, request_id, order, time.monotonic(), self.vocabulary.decode, self.vocabulary.eos
-        )
+        running = RunningRequest.start(request, request_id, order, time.monotonic(), self.model.decode, self.model.eos)
         running.seed = secrets.randbits(63) if given is None else given
         entry = (running, RequestHandle(request_id, self.abort))
         self._handles[request_id] = entry

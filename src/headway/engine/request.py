@@ -29,7 +29,8 @@ class GenerationRequest:
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Tokens that end the answer, besides the model's own end tokens.
         ignore_eos: Go on after the model's own end tokens.
-        explain: Look for known text that a change in front of it keeps from being reused (`Explanation.displaced`).
+        find_displaced: Look for known text that a change in front of it keeps from being reused: the explanation then
+            has `displaced`.
         user: Whose share of the machine this uses; the queue is fair among users.
         salt: Prefixes are only shared among requests of the same salt.
         boundaries: Positions at which messages end.
@@ -46,7 +47,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    explain: bool = False
+    find_displaced: bool = False
     user: str = ""
     salt: str = ""
     boundaries: tuple[int, ...] = ()

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headway.errors import ConfigError, TraceError
 from headway.formats.lines import Count, Line
 from headway.formats.trace import TraceBuilder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ChatTokenizer", "chat_messages", "chat_tokenizer", "read_chat"]
 
@@ -48,7 +51,10 @@ class ChatTokenizer:
     """
 
     def __init__(
-        self, encode: Callable[[str], list[int]], render: Callable[[Messages, Any], str], loaded: Any = None
+        self,
+        encode: Callable[[str], list[int]],
+        render: Callable[[Messages, Any], str],
+        loaded: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Use `render(messages, tools)` for the text of a prompt and `encode` for its tokens."""
         self._encode, self.render, self.loaded = encode, render, loaded
@@ -79,7 +85,7 @@ def chat_tokenizer(name: str | None) -> ChatTokenizer:
             f"tokenizer {name!r} needs transformers: pip install 'headway[serve]', or use --tokenizer bytes"
         ) from None
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}") from None
 
@@ -90,7 +96,8 @@ def chat_tokenizer(name: str | None) -> ChatTokenizer:
     def render(messages: Messages, tools: Any) -> str:
         if not loaded.chat_template:
             return _plain(messages, tools)
-        return str(loaded.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True))
+        given: Any = messages  # it takes parts of messages as well, whatever its annotation says
+        return str(loaded.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=True))
 
     return ChatTokenizer(encode, render, loaded)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headway.runtime.interface import require_ranks
+from headway.runtime.interface import require_ranks, require_stripes
 from headway.runtime.sources import resolve_source
 from headway.sizes import parse_bytes
 
@@ -28,7 +28,6 @@ def inspect(
         int,
         typer.Option(help="Decode-context-parallel size; divides --tp. Without --tp, every rank has the whole model."),
     ] = 1,
-    pcp: Annotated[int, typer.Option(help="Prefill-context-parallel size. Only 1 is served yet.")] = 1,
     interleave: Annotated[int, typer.Option(help="Consecutive tokens that one --dcp rank stores.")] = 1,
     block_tokens: Annotated[int, typer.Option(help="Tokens of the first group in one block on one rank.")] = 16,
     memory: Annotated[
@@ -47,7 +46,8 @@ def inspect(
     headway serve would store, and what that refuses is refused here.
     """
     size = None if memory is None else parse_bytes(memory, "--memory")
-    require_ranks(tp, dcp, pcp, interleave, block_tokens)
+    require_ranks(tp, dcp, interleave)
+    require_stripes(interleave, block_tokens)
     resolve_source(model)
     if not as_json:
         Console(stderr=True).print("starting ...", highlight=False)
@@ -56,9 +56,9 @@ def inspect(
     from headway.runtime.model.memory import default_memory
     from headway.runtime.model.overview import inspection_of
 
-    parallel = layout_of_ranks(tp, dcp, pcp, interleave)
+    parallel = layout_of_ranks(tp, dcp, interleave)
     name, layout = layout_of_rank(model, dtype, tp, dcp, device)
-    ranks = parallel.tp * parallel.pcp
+    ranks = parallel.tp
     if size is None:
         size = default_memory("cpu") // ranks  # as headway serve does: ranks on CPUs of one machine share its memory
     found = inspection_of(name, layout, parallel, size, block_tokens)

@@ -28,6 +28,7 @@ __all__ = [
     "SamplingParams",
     "TokenLogprob",
     "require_ranks",
+    "require_stripes",
 ]
 
 Int32s = NDArray[np.int32]
@@ -242,13 +243,13 @@ class AcceptanceRule(StrEnum):
     BLOCK = "block"
 
 
-def require_ranks(tp: int, dcp: int, pcp: int, interleave: int, block_tokens: int = 0) -> None:
-    """Refuse sizes of ranks that are not served together; `block_tokens` is 0 where it is not known yet.
+def require_ranks(tp: int, dcp: int, interleave: int) -> None:
+    """Refuse sizes of ranks that are not served together.
 
     Raises:
         ConfigError: The message names the option and what to change.
     """
-    for name, value in (("dcp", dcp), ("interleave", interleave), ("tp", tp), ("pcp", pcp)):
+    for name, value in (("dcp", dcp), ("interleave", interleave), ("tp", tp)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, it must be at least 1")
     if tp > 1 and tp % dcp:
@@ -256,13 +257,16 @@ def require_ranks(tp: int, dcp: int, pcp: int, interleave: int, block_tokens: in
             f"dcp={dcp} does not divide tp={tp}: decode context parallelism reuses the ranks that share the weights, "
             f"so choose --dcp among the divisors of --tp, or leave --tp out"
         )
-    if pcp > 1:
-        raise ConfigError(
-            f"pcp={pcp}: prefill context parallelism is geometry only, no executor splits a prompt over ranks yet: use "
-            f"--dcp (`headway replay --pcp` counts with it)"
-        )
     if interleave > 1 and dcp == 1:
         raise ConfigError(f"interleave={interleave} says how --dcp splits tokens, and dcp=1: leave --interleave out")
+
+
+def require_stripes(interleave: int, block_tokens: int) -> None:
+    """Refuse blocks that do not consist of whole stripes of `interleave` tokens.
+
+    Raises:
+        ConfigError: The message names the options and what to change.
+    """
     if block_tokens % interleave:
         raise ConfigError(
             f"interleave={interleave} does not divide block_tokens={block_tokens}: choose an --interleave that does, "

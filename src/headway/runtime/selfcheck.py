@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from headway.cache import CacheGeometry, TableKind
+from headway.cache import CacheGeometry, SlidingWindow, TableKind
 from headway.errors import ModelError
 from headway.runtime.forward.batch import RunBatch, StateMove
 from headway.runtime.forward.runner import ModelRunner
@@ -150,8 +150,7 @@ def self_check(model: PreTrainedModel, layout: ModelLayout, seed: int = 0) -> Se
             raise ModelError(
                 f"{layout.model} cannot be served: {what} over Headway's memory differs from transformers' own forward "
                 f"by {part.relative:.2g} of the size of the logits (at most {_limit(layout.dtype):.2g} is rounding). "
-                f"It may keep a state outside its cache, couple the rows of a batch, or attend in a way that is not "
-                f"supported"
+                f"{_suspicion(layout, probe.stretches, part)}"
             )
     sound = chunks.is_rounding(layout.dtype)
     detail = failure or (
@@ -168,6 +167,17 @@ def self_check(model: PreTrainedModel, layout: ModelLayout, seed: int = 0) -> Se
         detail=detail,
         step_price=probe.step_price,
     )
+
+
+def _suspicion(layout: ModelLayout, stretches: Sequence[int], found: _Difference) -> str:
+    """What may be the matter with a model of which a part differs, by where the first of its `stretches` does."""
+    agreed = next((at for at, off in zip(stretches, found.stretches, strict=False) if off > _limit(layout.dtype)), 0)
+    if any(agreed == spec.window for spec in layout.groups if isinstance(spec, SlidingWindow)):
+        return (
+            f"Its first {agreed} tokens agree: its cache lets go of entries behind a window of {agreed} tokens, which "
+            f"its own forward attends to"
+        )
+    return "It may keep a state outside its cache, couple the rows of a batch, or attend in a way that is not supported"
 
 
 def _limit(dtype: torch.dtype) -> float:
@@ -267,6 +277,11 @@ class _Probe:
         self._step_seconds = self._token_seconds = math.inf
         self._texts = [self._text(*each) for each in wanted]
         self._scratch = self._sequence()
+
+    @property
+    def stretches(self) -> list[int]:
+        """Where the stretches of the first text begin, which `whole` compares first."""
+        return [0, *self._texts[0].cuts]
 
     @property
     def step_price(self) -> float:

@@ -16,6 +16,8 @@ __all__ = ["error_body", "error_response", "install_error_handlers", "log_failur
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_TOLD = 500
+"""Characters of an error that the log shows: they may come from the client."""
 _STATUS_OF_CODE = {
     "model_not_found": 404,
     "pin_not_found": 404,
@@ -73,9 +75,11 @@ def error_response(error: BaseException) -> JSONResponse:
 
 
 def log_failure(error: HeadwayError) -> None:
-    """Tell the log, which names the request, of one that failed after it was understood."""
+    """Tell the log, which names the request, why it was refused, or that it failed after it was understood."""
     if status_of(error) >= 500:
         logger.warning("the request failed: %s", error)
+    else:
+        logger.info("the request was refused: %s", " ".join(str(error)[:_LONGEST_TOLD].split()))  # clients have a part
 
 
 def install_error_handlers(app: FastAPI) -> None:

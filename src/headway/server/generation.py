@@ -46,7 +46,7 @@ def generation_requests(
     }
     if pin and request.headway.no_store:
         raise RequestError("pin keeps a prefix and no_store keeps nothing; choose one", "headway.pin", "invalid_value")
-    size = engine.vocabulary.size
+    size = engine.model.vocab_size
     return [GenerationRequest(sampling=_sampling(request, i, size), **common) for i in range(request.n or 1)]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -215,7 +215,7 @@ class _Written:
     """
 
     tokens: list[int]
-    level: list[tuple[int, int]]
+    level: list[tuple[int, int]] = field(default_factory=list)
     answers: tuple[OwnAnswer, ...] = ()
 
 
@@ -224,14 +224,18 @@ def _write(
 ) -> _Written:
     """The tokens of a text, with the ids of what was `answered` to what stands before it."""
     found = [] if answered is None else answered.within(salt, text)
-    closed = special and tokenizer.encode("x", special=True)[-1:] != tokenizer.encode("x")[-1:]
-    if answered is None or not found or closed:
-        return _Written(tokenizer.encode(text, special=special), [])
-    if not answered.restore:
-        tokens = tokenizer.encode(text, special=special)
-        told = [_told_apart(text, answer, tokenizer, special=special) for answer in found]
-        return _Written(tokens, [], tuple(answer for answer in told if answer is not None))
-    written, start, answers = _Written([], []), 0, []
+    if found and special and tokenizer.encode("x", special=True)[-1:] != tokenizer.encode("x")[-1:]:
+        found = []  # a token that closes the text stands behind every answer
+    if found and answered is not None and answered.restore:
+        return _restored(text, found, tokenizer, special=special)
+    told = [_told_apart(text, answer, tokenizer, special=special) for answer in found]
+    answers = tuple(answer for answer in told if answer is not None)
+    return _Written(tokenizer.encode(text, special=special), answers=answers)
+
+
+def _restored(text: str, found: Sequence[GivenAnswer], tokenizer: TextTokenizer, *, special: bool) -> _Written:
+    """The tokens of a text, with the ids of the answers in it."""
+    written, start, answers = _Written([]), 0, []
     for i, answer in enumerate(found):
         following = text[answer.stop : found[i + 1].start if i + 1 < len(found) else None]
         if not _stands_alone(following, tokenizer):
@@ -243,7 +247,7 @@ def _write(
         written.tokens += [*before, *own]
         usual = tokenizer.encode(text[answer.start : answer.stop])
         if usual != own:
-            answers.append(OwnAnswer(first, first + len(own), first + _common_prefix(usual, own), restored=True))
+            answers.append(OwnAnswer(first, first + len(own), first + common_start(usual, own), restored=True))
     written.tokens += tokenizer.encode(text[start:], special=special and start == 0)
     written.answers = tuple(answers)
     return written
@@ -255,7 +259,7 @@ def _told_apart(text: str, answer: GivenAnswer, tokenizer: TextTokenizer, *, spe
     if usual == own:
         return None
     first = len(tokenizer.encode(text[: answer.start], special=special))
-    return OwnAnswer(first, first + len(usual), first + _common_prefix(usual, own), restored=False)
+    return OwnAnswer(first, first + len(usual), first + common_start(usual, own), restored=False)
 
 
 def _stands_alone(text: str, tokenizer: TextTokenizer) -> bool:
@@ -330,11 +334,11 @@ def _positions(
         if mismatches >= _MAX_MISMATCHES and end not in marks:
             continue
         stretch = tokenizer.encode(text[start:end])
-        common = _common_prefix(stretch, tokens[position : position + len(stretch)])
+        common = common_start(stretch, tokens[position : position + len(stretch)])
         exact = common == len(stretch)
         if end in marks:
             going_on = tokenizer.encode(text[start:end] + marks[end])
-            reached = position + min(common, _common_prefix(going_on, stretch))
+            reached = position + min(common, common_start(going_on, stretch))
             breakpoints += [reached] if reached else []
         if not exact:
             mismatches += 1
@@ -343,7 +347,3 @@ def _positions(
         if end in ends:
             boundaries.append(position)
     return tuple(boundaries), tuple(dict.fromkeys(breakpoints))
-
-
-def _common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

@@ -21,7 +21,6 @@ from headway.tell.prompt_text import Change, Place, PromptText
 
 __all__ = ["headway_report", "prompt_text"]
 
-NOT_TOLD = "not_told"
 _NOT_TOLD = (
     "no more is told of a prompt that others may share: send a cache_salt of your own, or start the server with "
     "--salt-by-key or --explain all"
@@ -46,6 +45,8 @@ def headway_report(
         lines = found.losses if everything else _own_losses(found)
         losses = [_loss(one.reason.value, one.start, one.stop, _detail(one, prompt)) for one in lines]
         changed, matched = found.displaced, found.matched
+        if changed is not None and _spelled_otherwise(changed.start, prompt):
+            changed = None  # the client sent the very text
     return {
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.cached_tokens,
@@ -100,18 +101,22 @@ def _rounded_losses(result: RequestResult) -> list[dict[str, Any]]:
     start, stop = result.cached_tokens, result.prompt_tokens
     if start == stop - 1:
         return [_loss(Reason.LAST_TOKEN.value, start, stop, "")]
-    return [_loss(NOT_TOLD, start, stop, _NOT_TOLD)]
+    return [_loss("not_told", start, stop, _NOT_TOLD)]
 
 
 def _detail(loss: Loss, prompt: PreparedPrompt) -> object:
     """What else there is to say of a loss."""
-    for own in prompt.answers:
-        if loss.reason is Reason.PARTED and own.differs == loss.start and not own.restored:
-            return (
-                f"an answer of this server, in other tokens from {loss.start} on than it was given in: the tokenizer "
-                f"writes its text so, and --no-restore-answers leaves it at that"
-            )
+    if loss.reason is Reason.PARTED and _spelled_otherwise(loss.start, prompt):
+        return (
+            f"an answer of this server, in other tokens from {loss.start} on than it was given in: the tokenizer "
+            f"writes its text so, and --no-restore-answers leaves it at that"
+        )
     return loss.detail or ""
+
+
+def _spelled_otherwise(position: int, prompt: PreparedPrompt) -> bool:
+    """Whether an answer is sent back there as it was given, and begins to be in other tokens."""
+    return any(own.differs == position and not own.restored for own in prompt.answers)
 
 
 def _loss(reason: str, start: int, stop: int, detail: object) -> dict[str, Any]:

@@ -196,10 +196,12 @@ class Overview(_Answer):
     paths: dict[str, str]
 
 
-class Health(BaseModel):
-    """Whether requests are taken and computed, and if not, the `reason`."""
+class Health(_Optional):
+    """Whether requests are taken and computed, and if not, the `reason`; and how many failed because of NaN numbers."""
 
     status: Literal["ok", "unavailable"]
+    reason: str = None  # type: ignore[assignment]
+    not_finite: int
 
 
 class Failure(_Answer):

@@ -210,8 +210,8 @@ class GenerationService:
         try:
             for prompt in prompts:
                 requests = generation_requests(body, prompt, self.engine)
-                explain = body.headway.explain and self._tells_in_full(body)
-                requests[0] = replace(requests[0], explain=explain)  # the report is of the first answer
+                told = body.headway.explain and self._tells_in_full(body)
+                requests[0] = replace(requests[0], find_displaced=told)  # the report is of the first answer
                 handles += self.engine.submit_group(requests)
         except BaseException:
             _abort(handles)
@@ -316,7 +316,7 @@ async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int,
             task.cancel()
 
 
-async def _unless_gone(work: Any, receive: Receive) -> bool:
+async def _unless_gone(work: Awaitable[object], receive: Receive) -> bool:
     """Await `work`, or stop it when the client goes away. Returns whether it was done.
 
     Raises:

@@ -56,6 +56,11 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
         _EMPTY,
         "prefixes are found by their tokens, without a key; cache_salt keeps prefixes apart and headway.pin keeps them",
     ),
+    "cache_control": (
+        _EMPTY,
+        "put it on a message or on a part of its content, to mark the end of what others share; the end of a prompt is "
+        "kept anyway",
+    ),
     "prompt_cache_retention": (_EMPTY, "use headway.pin to keep a prefix"),
     "safety_identifier": (_EMPTY, "use the field user"),
     "continue_final_message": ((None, False), "the prompt always ends with the start of an answer"),

@@ -189,8 +189,8 @@ def _marked(content: Any) -> Any:
     return content + _MARK
 
 
-def common_start(left: str, right: str) -> int:
-    """Characters with which both begin. By bisection, so that whole stretches of long texts are compared at once."""
+def common_start(left: str | list[int], right: str | list[int]) -> int:
+    """With how many characters, or tokens, both begin. By bisection, so that whole stretches are compared at once."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

@@ -32,13 +32,15 @@ from typing import Any
 import numpy as np
 
 from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step
-from headway.cache.lease.table import FAR
 from headway.errors import UnservableError
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
 from headway.vllm.wishes import Wishes, read_wishes, report
 
 __all__ = ["Blocks", "KVCacheManager"]
+
+_FAR = 1 << 62
+"""A position that is never reached."""
 
 
 class Blocks:
@@ -202,7 +204,7 @@ class KVCacheManager:
         except UnservableError as error:
             self.unservable[rid] = str(error)
             return None
-        last_stop = FAR if any(kind.startswith("interval") for kind in self.options.placement) else len(prompt.tokens)
+        last_stop = _FAR if any(kind.startswith("interval") for kind in self.options.placement) else len(prompt.tokens)
         run = _Run(lease, lease.row, wishes, last_stop, sent=[0] * len(self._tables))
         self._runs[rid] = self._waiting[rid] = run
         return run
@@ -282,7 +284,7 @@ class KVCacheManager:
                 self._new_ids += out[group][max(0, start // table.span - had) :] if first else out[group]
                 run.sent[i] = want
             rooms.append(run.sent[i] * table.span)
-        run.room = min(rooms, default=FAR)
+        run.room = min(rooms, default=_FAR)
         if first:
             self._add_states(run, out)
         return Blocks(tuple(out))

@@ -278,7 +278,6 @@ def test_a_model_that_a_rank_refuses_is_refused_as_if_it_were_here(
     ("options", "text"),
     [
         ({"tp": 4, "dcp": 3}, "dcp=3 does not divide tp=4"),
-        ({"pcp": 2}, "geometry only"),
         ({"dcp": 0}, "at least 1"),
         ({"dcp": 2, "executor": "local"}, "one process"),
         ({"executor": "threads"}, "local, processes or ray"),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.engine.bench import WORLDS
-from tests.engine.fakes import FakeDevice, expected_answer, vocabulary
+from tests.engine.fakes import FakeDevice, expected_answer, model_facts
 from tests.engine.test_engine import asked, prompt
 
 from headway.cache import CacheConfig, PrefixCache
@@ -34,7 +34,7 @@ def engine(policy: str) -> Iterator[tuple[Engine, FakeDevice]]:
     )
     cache = PrefixCache(CacheConfig(WORLDS["hybrid"], 200, block_tokens=4, check=True))
     device = FakeDevice(cache.geometry, 200)
-    built = Engine(cache, device, config, vocabulary()).start()
+    built = Engine(cache, device, config, model_facts()).start()
     try:
         yield built, device
     finally:

@@ -105,8 +105,9 @@ def test_two_ranks_answer_as_one_and_reuse_as_one(built: BuiltEngine, source: Pa
     one.engine.close()
 
 
-SHARING = [("KimiLinear", 4, 2), ("Qwen3_5", 2, 2)]
-"""A latent that is whole on every rank; and split heads, with mixers that transformers would cut in other places."""
+SHARING = [pytest.param("KimiLinear", 4, 2, marks=pytest.mark.slow), ("Qwen3_5", 2, 2)]
+"""A latent that is whole on every rank (`test_matrix` has it in one process); and split heads, with mixers that
+transformers would cut in other places."""
 
 
 @pytest.mark.parametrize(("name", "tp", "dcp"), SHARING)

@@ -73,6 +73,7 @@ def test_ranks_on_two_workers(cluster: None, tmp_path: Path) -> None:
         engine.close()
 
 
+@pytest.mark.slow  # drafts on ranks are also tested with processes, and Ray with what it does alone
 def test_drafts_on_two_workers(cluster: None, tmp_path: Path) -> None:
     """Greedy answers with a drafter's tokens verified are those of one rank, and the drafter costs no hit."""
     source = tiny.save_model(tmp_path / "model")

@@ -240,7 +240,7 @@ def test_matches_may_be_given() -> None:
         ({"memory": 0}, "memory"),
         ({"alignment": 0}, "alignment"),
         ({"alignment": 100}, "does not fit"),
-        ({"placement": ("everywhere",)}, "unknown placement"),
+        ({"placement": ("everywhere",)}, "placement='everywhere' is unknown"),
         ({"eviction": "random"}, "unknown eviction"),
         ({"memory": 10}, "less than one block"),
     ],

@@ -26,12 +26,12 @@ import numpy as np
 from headway.cache.policy.reuse import PATH
 from headway.cache.shape.geometry import Ids, TableGeometry
 
-__all__ = ["PASSED_OVER", "Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
+__all__ = ["FAR", "Anchor", "Checkpoint", "Edge", "LostCheckpoint", "Match", "Pin", "Section", "Trim"]
 
 _position = attrgetter("position")
 
 FAR = 2**62
-"""A position behind all others."""
+"""A position behind all others, which is never reached; int64 holds what little is added to it."""
 _FEW = 64
 """Children of an edge, or fewer, that are all looked at when one of them changes."""
 
@@ -115,19 +115,15 @@ class Checkpoint:
         self.edge.review_reach(before)
 
 
-PASSED_OVER = "passed_over"
-"""Cause of a checkpoint that was not taken, and is remembered to learn from."""
-
-
 @dataclass(slots=True)
 class LostCheckpoint:
-    """A checkpoint that was here, or could have been.
+    """A checkpoint that was here, or could have been: it was not taken, and is remembered to learn from.
 
     Attributes:
         position: Tokens before it.
-        kind: Kind of placement that took it.
+        kind: Kind of placement that took it, or would have.
         when: When it went (clock of the cache).
-        cause: Why.
+        cause: Why; None for one that was not taken.
         born: Tick of its birth.
         uses: How often it was wanted, before and since.
     """
@@ -135,7 +131,7 @@ class LostCheckpoint:
     position: int
     kind: str
     when: float
-    cause: str
+    cause: str | None
     born: int
     uses: int
 

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from headway.cache.index.displaced import Displaced
-from headway.cache.index.edge import PASSED_OVER, Match
+from headway.cache.index.edge import Match
 from headway.cache.policy.reuse import PATH
 from headway.sizes import counted
 
@@ -197,11 +197,12 @@ def explain_match(
 
 def _unkept(at: Match, hit: int, computed: int, now: float) -> Iterator[Loss]:
     """Lines for [hit, computed) of a model with checkpoints: tokens that were computed and cannot be reused."""
-    lost = next((one for one in at.lost(hit, computed) if one.cause != PASSED_OVER), None)
-    if lost is not None:
-        detail = Evicted(lost.position, lost.kind, lost.cause, now - lost.when)
-        yield Loss(Reason.EVICTED, hit, lost.position, detail)
-        hit = lost.position
+    for lost in at.lost(hit, computed):
+        if lost.cause is not None:
+            detail = Evicted(lost.position, lost.kind, lost.cause, now - lost.when)
+            yield Loss(Reason.EVICTED, hit, lost.position, detail)
+            hit = lost.position
+            break
     if hit < computed:
         yield Loss(Reason.STATE_NEVER_TAKEN, hit, computed)
 

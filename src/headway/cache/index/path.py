@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headway.cache.index.edge import PASSED_OVER, Edge, Match
+from headway.cache.index.edge import Edge, Match
 from headway.cache.index.explain import Evicted
 
 __all__ = ["KeptCheckpoint", "Path", "PathPart", "describe_path"]
@@ -83,7 +83,7 @@ def _part(edge: Edge, stop: int, now: float) -> PathPart:
         tuple(
             Evicted(c.position, c.kind, c.cause, now - c.when, c.uses)
             for _, c in sorted(edge.lost.items())
-            if c.cause != PASSED_OVER
+            if c.cause is not None
         ),
         tuple(sorted(pin.position for pin in edge.pins)),
         len(edge.anchors),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from headway.cache.index.edge import PASSED_OVER, Checkpoint, Edge, LostCheckpoint, Match
+from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Match
 from headway.cache.index.tree import PrefixTree
 from headway.cache.policy.eviction import EvictionPolicy
 from headway.cache.policy.placement import LAST_END
@@ -81,7 +81,7 @@ class Usage:
     def pass_over(self, at: Match, kind: str) -> None:
         """A checkpoint could have been taken at `at`, and was not: it counts as taken, and as gone at once."""
         self.reuse.took(kind)
-        self._tree.remember(at.edge, LostCheckpoint(at.position, kind, 0.0, PASSED_OVER, self.ticks, 0))
+        self._tree.remember(at.edge, LostCheckpoint(at.position, kind, 0.0, None, self.ticks, 0))
 
     def extend(self, edges: list[Edge]) -> None:
         """More of `edges` is resident: where checkpoints float, they are as fresh as if they had been used."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headway.cache.index.edge import Match, Section
+from headway.cache.index.edge import FAR, Match, Section
 from headway.cache.index.usage import count
 from headway.cache.lease.step import Rows, StateExport, Step
-from headway.cache.lease.table import AHEAD, BROKEN, FAR, MOST_SAMPLED, STEPPING, Bookmark, Parts, Record
+from headway.cache.lease.table import AHEAD, BROKEN, MOST_SAMPLED, STEPPING, Bookmark, Parts, Record
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.checks import longs

@@ -16,7 +16,7 @@ from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.placement import Place
 from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.spec import ComputeCost
-from headway.errors import UnservableError
+from headway.errors import LeaseError, UnservableError
 
 __all__ = ["Opener"]
 
@@ -77,15 +77,16 @@ class Opener(Parts):
         admitted = self._admitted(ends, start)
         plan = self.placement.plan(prompt, start, at.position if parted else None, admitted)
         planned = {place.position for place in plan}
-        return plan, [place for place in ends if self.placement.floor(place.position) not in planned]
+        return plan, [place for place in ends if place.position not in planned]
 
     def _message_ends(self, prompt: Prompt, hit: int) -> list[Place]:
-        """Message boundaries behind a hit, ascending; of those that lie within a block of entries, the first alone."""
+        """Where message boundaries behind a hit get a checkpoint, ascending; of those within one block, the first."""
         least, ends, last = min((table.span for table in self.geometry.prefix_tables), default=1), [], hit
-        for place in sorted(self.placement.telling(prompt.boundaries)):
-            position, kind = place
-            if hit < position < len(prompt.tokens) and (kind == "boundary" or position - last >= least):
-                ends.append(place)
+        length = len(prompt.tokens)
+        for boundary, kind in sorted(self.placement.telling(prompt.boundaries)):
+            position = self.placement.place(length, boundary)
+            if hit < position and boundary < length and (kind == "boundary" or position - last >= least):
+                ends.append(Place(position, kind))
                 last = position
         return ends
 
@@ -103,11 +104,19 @@ class Opener(Parts):
 
     def keep_at(self, row: int, position: int) -> None:
         """See `PrefixCache.keep_at`."""
-        record, leases = self.leases.record(row), self.leases
-        unplanned = all(place.position != position for place in record.plan)
-        if unplanned and record.published and not self.index.floats and position > self._settled(row):
+        record, floats = self.leases.record(row), self.index.floats
+        if any(place.position == position for place in record.plan):
+            return
+        end = record.anchor.position if record.anchor is not None and record.published else 0
+        placeable = floats or self.placement.floor(position) == position
+        if not (self._settled(row) < position <= end and placeable):
+            raise LeaseError(
+                f"keep_at: row {row} will not stand at position {position}, or keeps nothing: "
+                f"give what `reach` returns, before the next step of that lease"
+            )
+        if not floats:
             insort(record.plan, Place(position, "junction"))
-            self.committer.set_due(row, leases.computed.item(row), record)
+            self.committer.set_due(row, self.leases.computed.item(row), record)
 
     def _settled(self, row: int) -> int:
         """The position up to which it is too late to ask a lease for a checkpoint: a step exports what it was told."""

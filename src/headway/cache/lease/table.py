@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.cache.index.edge import Anchor, Match
+from headway.cache.index.edge import FAR, Anchor, Match
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
 from headway.cache.index.pool import BlockPool
@@ -27,7 +27,6 @@ from headway.errors import LeaseError
 __all__ = [
     "AHEAD",
     "BROKEN",
-    "FAR",
     "MOST_SAMPLED",
     "RUNNING",
     "STEPPING",
@@ -41,9 +40,6 @@ __all__ = [
 
 MOST_SAMPLED = 64
 """Tokens that one commit can add to a sequence."""
-
-FAR = np.iinfo(np.int64).max
-"""A position that is never reached."""
 
 FREE, BROKEN, RUNNING, STEPPING, AHEAD = 0, 1, 2, 3, 4
 """Phases of a row, see `LeaseTable.phase`: from RUNNING on one more for each step under way."""

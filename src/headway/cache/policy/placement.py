@@ -45,7 +45,7 @@ def _interval(kind: str) -> int | None:
     if head != "interval":
         return None
     if not (number.isascii() and number.isdecimal() and len(number) <= 12) or int(number) < 1:
-        raise ConfigError(f"placement {kind!r}: write interval:N with N at least 1, for example interval:4096")
+        raise ConfigError(f"placement={kind!r}: write interval:N with N at least 1, for example interval:4096")
     return int(number)
 
 
@@ -61,7 +61,7 @@ def check_placement(kinds: Iterable[str]) -> None:
     for kind in listed:
         if not isinstance(kind, str) or (_interval(kind) is None and kind not in _KINDS):
             known = ", ".join(DEFAULT_PLACEMENT)
-            raise ConfigError(f"unknown placement {kind!r}; known are {known} and interval:N")
+            raise ConfigError(f"placement={kind!r} is unknown; known are {known} and interval:N")
 
 
 class Place(NamedTuple):
@@ -96,6 +96,10 @@ class Placement:
         """The last position at or before `position` where a state can be exported."""
         return position // self._alignment * self._alignment
 
+    def place(self, length: int, position: int) -> int:
+        """The last position at or before `position` where a prompt of `length` tokens can get a checkpoint."""
+        return self.floor(min(position, length - max(1, self._lookahead)))
+
     def next_interval(self, position: int) -> int | None:
         """The first position behind `position` that interval:N asks for, or None."""
         if not self.interval:
@@ -112,22 +116,23 @@ class Placement:
             junction: Where it parts from a known path, or None.
             boundaries: Its message boundaries that were admitted.
         """
-        last = len(prompt.tokens) - max(1, self._lookahead)
+        length = len(prompt.tokens)
+        last = self.place(length, length)
         wanted: dict[int, str] = {}
-        wanted.update((self.floor(min(p, last)), kind) for p, kind in boundaries)
+        wanted.update((self.place(length, p), kind) for p, kind in boundaries)
         if self.interval:
             place = self.next_interval(hit)
             while place is not None and place <= last:
                 wanted[place] = f"interval:{self.interval}"
                 place = self.next_interval(place)
         if "prompt_end" in self._kinds:
-            wanted[self.floor(last)] = "prompt_end"
+            wanted[last] = "prompt_end"
         if self.junctions and junction is not None:
             wanted[self.floor(junction)] = "junction"
         if prompt.breakpoints and self.breakpoints:
-            wanted.update((self.floor(min(p, last)), "breakpoint") for p in prompt.breakpoints)
+            wanted.update((self.place(length, p), "breakpoint") for p in prompt.breakpoints)
         if prompt.pin:
-            wanted[self.floor(min(prompt.pin, last))] = "breakpoint"
+            wanted[self.place(length, prompt.pin)] = "breakpoint"
         return [Place(p, kind) for p, kind in sorted(wanted.items()) if p > hit]
 
     def telling(self, boundaries: Iterable[int]) -> list[Place]:

@@ -409,7 +409,7 @@ class Scheduler:
     def _admit(self) -> RunningRequest | None:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
-        asked = request.request.explain and request.cached_tokens is None
+        asked = request.request.find_displaced and request.cached_tokens is None
         displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
         try:
             least = self._config.least_hit(request.known)

@@ -46,7 +46,7 @@ STATE_ALIGNMENT = 16
 """Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
 
 
-def layout_of_ranks(tp: int = 1, dcp: int = 1, pcp: int = 1, interleave: int = 1) -> ParallelLayout:
+def layout_of_ranks(tp: int = 1, dcp: int = 1, interleave: int = 1) -> ParallelLayout:
     """The layout that the cache is set up for.
 
     Decode context parallelism reuses the ranks of tensor parallelism. Without tensor parallelism (`tp` 1) it has ranks
@@ -55,7 +55,7 @@ def layout_of_ranks(tp: int = 1, dcp: int = 1, pcp: int = 1, interleave: int = 1
     Raises:
         ConfigError: Sizes that do not go together.
     """
-    return ParallelLayout(tp=dcp if tp == 1 else tp, dcp=dcp, pcp=pcp, interleave=interleave)
+    return ParallelLayout(tp=dcp if tp == 1 else tp, dcp=dcp, interleave=interleave)
 
 
 @dataclass(frozen=True)
