@@ -46,6 +46,8 @@ class CacheConfig:
             checkpoint in every block besides.
         steps_in_flight: Steps that a lease may have under way at once: 1, or 2 to plan a step before the one before it
             is committed.
+        slots_ahead: Positions behind those of a step for which `extend` gives blocks too: drafts write there.
+        scratch_blocks: Blocks that every lease has besides, for itself alone, such as for states after draft tokens.
         answer_stretch: Tokens of an answer that gather before others can reuse them; the whole answer can be reused
             when its request ends.
         check: Check every invariant after every operation (slow; for tests).
@@ -67,6 +69,8 @@ class CacheConfig:
     history_tokens: int | None = None
     index_bytes: int | None = None
     steps_in_flight: int = 1
+    slots_ahead: int = 0
+    scratch_blocks: int = 0
     answer_stretch: int = 256
     check: bool = False
 
@@ -81,6 +85,8 @@ class CacheConfig:
         check_whole("max_leases", self.max_leases, high=2**20)
         check_whole("answer_stretch", self.answer_stretch, high=2**20)
         check_whole("steps_in_flight", self.steps_in_flight, high=2)
+        for name in ("slots_ahead", "scratch_blocks"):
+            check_whole(name, getattr(self, name), low=0, high=2**20)
         for name in ("block_tokens", "block_bytes"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), high=2**40)
@@ -98,7 +104,13 @@ class CacheConfig:
 
     def geometry(self) -> CacheGeometry:
         """The geometry that this configuration gives."""
-        return CacheGeometry(self.groups, self.layout, block_tokens=self.block_tokens, block_bytes=self.block_bytes)
+        return CacheGeometry(
+            self.groups,
+            self.layout,
+            block_tokens=self.block_tokens,
+            block_bytes=self.block_bytes,
+            scratch_blocks=self.scratch_blocks,
+        )
 
     def retention(self, clock: Callable[[], float]) -> Retention:
         """What decides how long something is kept, with the defaults of `history_tokens` and `index_bytes`."""

@@ -127,6 +127,8 @@ def _check_counts(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> 
                 counts.add(part.ids, part.whole, counts.users)
     for row in leases.active_rows():
         _count_lease(leases, index.geometry, row, counts)
+    for state in [state for export in leases.held for state in (export.source, export.destination)]:
+        counts.add(state, True, counts.holders, counts.users)
     assert pool.used == counts.settle(), "wrong count of used blocks"
     for name, counted, kept in (
         ("holders", counts.holders, pool.references),
@@ -172,7 +174,7 @@ def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) ->
     for table in index.geometry.tables:
         written: list[Ids] = []
         for row in leases.active_rows():
-            first = 0 if table.kind is TableKind.STATE else int(leases.computed[row]) // table.span
+            first = int(leases.computed[row]) // table.span if table.span else 0
             written.append(leases.blocks[table.index][row, first : int(leases.filled[table.index, row])])
         ids = np.concatenate(written) if written else np.empty(0, dtype=np.int32)
         assert _distinct(ids, index.pool.blocks), "two leases may write one block"

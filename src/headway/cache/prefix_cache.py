@@ -42,7 +42,7 @@ from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
-from headway.cache.lease.step import Step
+from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
@@ -160,7 +160,9 @@ class PrefixCache(Guarded):
         self.geometry = config.geometry()
         self._clock = Clock(clock)
         self._pool = BlockPool(config.blocks)
-        self._leases = LeaseTable(self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight)
+        self._leases = LeaseTable(
+            self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight, config.slots_ahead
+        )
         self._index = PrefixIndex(self.geometry, self._pool, config.retention(self._clock))
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
@@ -313,6 +315,20 @@ class PrefixCache(Guarded):
         self._leases.check_row(row, RUNNING, AHEAD)
         self._opener.keep_at(row, position)
 
+    @guarded
+    def demand(self, hit: Hit, tokens: int, step: int = 1) -> int:
+        """How many of the `available` blocks a lease on `hit` takes until it has computed `tokens` tokens, at most.
+
+        For admission. Blocks of the prefix that others use anyway are not counted, nor are checkpoints, which need not
+        be taken. O(tables + blocks under the hit).
+
+        Args:
+            hit: What `lookup` returned.
+            tokens: Tokens of the sequence.
+            step: Most of them that are under way at once: windows and chunks are let go behind them.
+        """
+        return self._opener.demand(self._true_now(hit, hit.prompt), tokens, step)
+
     # ---- steps
 
     @guarded
@@ -340,9 +356,36 @@ class PrefixCache(Guarded):
         return self._extender.extend(rows, counts)
 
     @guarded
-    def extend_one(self, row: int, count: int) -> Step:
-        """`extend` for one lease: a few microseconds where its blocks suffice and no checkpoint is due."""
-        return self._extender.extend_one(row, count)
+    def extend_one(self, row: int, count: int, *, whole: bool = False) -> Step:
+        """`extend` for one lease: a few microseconds where its blocks suffice and no checkpoint is due.
+
+        With `whole` it gets all of `count` or nothing, for engines that cannot do with less.
+        """
+        return self._extender.extend_one(row, count, whole=whole)
+
+    @guarded
+    def hold(self, export: StateExport) -> None:
+        """Keep the blocks of an export of a step under way for `release`, whatever becomes of lease and checkpoint.
+
+        For engines whose ranks copy before a forward and not behind it: they do an export with the next step's copies,
+        and let go of it then.
+        """
+        for state in (export.source, export.destination):
+            self._pool.hold(state, whole=True)
+        self._leases.held.append(export)
+
+    @guarded
+    def release(self, export: StateExport) -> None:
+        """Undo `hold`.
+
+        Raises:
+            LeaseError: It is not held.
+        """
+        if export not in self._leases.held:
+            raise LeaseError("this export is not held")
+        self._leases.held.remove(export)
+        for state in (export.source, export.destination):
+            self._pool.drop(state, whole=True)
 
     @guarded
     def commit(
@@ -378,6 +421,20 @@ class PrefixCache(Guarded):
             LeaseError: Misuse; nothing has changed.
         """
         self._committer.commit(step, counts, sampled, sampled_counts)
+
+    @guarded
+    def commit_one(self, step: Step, count: int, sampled: Sequence[int] = ()) -> None:
+        """`commit` for a step of one lease, with plain integers.
+
+        Args:
+            step: What `extend_one` returned.
+            count: Tokens that count, 0 to what was granted.
+            sampled: Tokens that follow what is known.
+
+        Raises:
+            LeaseError: Misuse; nothing has changed.
+        """
+        self._committer.commit_one(step, count, sampled)
 
     @guarded
     def fail(self, step: Step, rows: ArrayLike | None = None) -> None:
@@ -463,6 +520,15 @@ class PrefixCache(Guarded):
             LeaseError: Misuse; nothing has changed.
         """
         self._end(rows, "abort", reach, BROKEN)
+
+    @guarded
+    def discard(self, rows: ArrayLike) -> None:
+        """End requests whose running states cannot be trusted: what was published stays, and nothing is added.
+
+        Raises:
+            LeaseError: Misuse; nothing has changed.
+        """
+        self._end(rows, None, None, BROKEN)
 
     def _end(
         self, rows: ArrayLike, donate: str | None, reach: ArrayLike | None = None, first_phase: int = RUNNING

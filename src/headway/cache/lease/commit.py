@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,12 +43,30 @@ class Committer(Parts):
                 raise LeaseError("commit: counts must give 0 to step.counts tokens for each lease of the step")
         tokens, told = _told(len(step.rows), sampled, sampled_counts)
         leases = self.leases
-        note = self._note_one if len(step.rows) == 1 and leases.plain else self._note
-        eager = note(step, done, tokens, told)
-        if leases.steps > 1 and counts is not None and (short := done < step.counts).any():
-            rows = step.rows[short]
-            leases.planned[rows] = leases.computed[rows]
-            self._undo_second(rows[leases.phase[rows] == STEPPING])
+        if len(step.rows) == 1 and leases.plain:
+            row, count = step.rows.item(), done.item()
+            at_end = step.starts.item() + count == leases.known.item(row)
+            more = int(at_end) if told is None else told.item()
+            eager = self._note_one(step, count, tokens[0, :more].tolist())
+        else:
+            eager = self._note(step, done, tokens, told)
+        self._complete(step, eager, step.rows[done < step.counts] if counts is not None else step.rows[:0])
+
+    def commit_one(self, step: Step, count: int, sampled: Sequence[int]) -> None:
+        """See `PrefixCache.commit_one`."""
+        granted = step.counts.item()
+        if not 0 <= count <= granted:
+            raise LeaseError(f"commit: count must be 0 to step.counts, which is {granted}, not {count}")
+        if len(sampled) > MOST_SAMPLED or max(sampled, default=0) > _LARGEST:
+            raise LeaseError(f"commit: sampled must be at most {MOST_SAMPLED} tokens that fit into 32 bits")
+        self._complete(step, self._note_one(step, count, sampled), step.rows if count < granted else step.rows[:0])
+
+    def _complete(self, step: Step, eager: list[tuple[int, int, int]], short: Rows) -> None:
+        """Publish what a step completed; of leases that fall `short` of it, undo the newer step."""
+        leases = self.leases
+        if leases.steps > 1 and len(short):
+            leases.planned[short] = leases.computed[short]
+            self._undo_second(short[leases.phase[short] == STEPPING])
         # What makes more known may evict, so all of that comes before the first word about what is kept.
         full = [self._enter_answer(row, computed) for row, _, computed in eager]
         for (row, start, computed), one in zip(eager, full, strict=True):
@@ -71,21 +89,20 @@ class Committer(Parts):
         if not step.counts.any():
             del self.leases.under_way[step.serial]
 
-    def _note_one(self, step: Step, done: Longs, tokens: Ids, told: Longs | None) -> list[tuple[int, int, int]]:
+    def _note_one(self, step: Step, count: int, sampled: Sequence[int]) -> list[tuple[int, int, int]]:
         """`_note` for one row, with plain numbers, which is faster for it than arrays."""
         if step.counts.item() == 0:
             return []
         leases, row, start = self.leases, step.rows.item(), step.starts.item()
         leases.check_step(step.serial, step.rows, step.starts)
-        computed, known = start + done.item(), leases.known.item(row)
-        more = int(computed == known) if told is None else told.item()
+        computed, known, more = start + count, leases.known.item(row), len(sampled)
         if computed > known + more:
             raise LeaseError(_TOO_MANY)
-        if min(tokens[0, :more].tolist(), default=0) < 0:
+        if more and min(sampled) < 0:
             raise LeaseError(_NEGATIVE)
         size = leases.tail_size.item(row) + more
         if more:
-            leases.tail[size - more : size, row] = tokens[0, :more]
+            leases.tail[size - more : size, row] = sampled
             leases.tail_size[row], leases.known[row] = size, known + more
         leases.computed[row] = computed
         leases.end(row)
@@ -432,6 +449,7 @@ class Committer(Parts):
             self.index.leave(record.anchor)
 
 
+_LARGEST = np.iinfo(np.int32).max
 _NEGATIVE = "commit: sampled token ids must not be negative"
 _TOO_MANY = "commit: more tokens computed than known: give the accepted draft tokens in `sampled`"
 

@@ -71,16 +71,16 @@ class Extender(Parts):
             leases.begin(rows[some], ends[some], step)
         return step
 
-    def extend_one(self, row: int, count: int) -> Step:
+    def extend_one(self, row: int, count: int, *, whole: bool = False) -> Step:
         """See `PrefixCache.extend_one`: as `extend`, with plain numbers."""
         if type(row) is not int or type(count) is not int:
-            return self.extend([row], [count])
+            row, count = longs("row", row).item(), longs("count", count).item()
         leases = self.leases
         leases.check_row(row, RUNNING, leases.extendable)
         if not 1 <= count <= _MOST_ASKED:
             raise LeaseError(_WRONG_COUNT)
         work, start = _Work(), leases.planned.item(row)
-        end = self._extend_one(row, start, start + count, work)
+        end = self._extend_one(row, start, start + count, work, whole=whole)
         numbers = np.array([row, start, end - start])
         step = work.step(numbers[:1], numbers[1:2], numbers[2:])
         if end > start:
@@ -107,7 +107,8 @@ class Extender(Parts):
         leases, tables = self.leases, self.geometry.token_tables
         self.pool.drop_repeated(leases.drop_behind(rows, leases.computed[rows]))
         filled = [leases.filled[table.index, rows] for table in tables]
-        need = [np.maximum(-(-ends // table.span) - had, 0) for table, had in zip(tables, filled, strict=True)]
+        reach = ends + leases.ahead
+        need = [np.maximum(-(-reach // table.span) - had, 0) for table, had in zip(tables, filled, strict=True)]
         totals = [int(counts.sum()) for counts in need]
         if not self.index.make_room(sum(totals)):
             rest = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
@@ -119,20 +120,20 @@ class Extender(Parts):
                 leases.widen(table.index, int(after.max()))
                 leases.blocks[table.index][np.repeat(rows, counts), ragged(had, counts)] = self.pool.take(total)
                 leases.filled[table.index, rows] = after
-            np.minimum(calm, after * table.span, out=calm)
+            np.minimum(calm, after * table.span - leases.ahead, out=calm)
         leases.calm[rows] = calm
         return ends
 
-    def _extend_one(self, row: int, start: int, end: int, work: _Work) -> int:
+    def _extend_one(self, row: int, start: int, end: int, work: _Work, *, whole: bool = False) -> int:
         """Extend one lease, for fewer tokens if need be. Returns the end reached, `start` if nothing could be had."""
         leases = self.leases
         if end <= leases.calm.item(row):
             return end
         record = leases.record(row)
         due = [place for place in record.plan if place.position > start] if self.geometry.state_blocks else []
-        if due and not self.inside:
-            end = min(end, due[0].position)
-        end, need, places = self._afford(row, start, end, due)
+        if due and not self.inside and due[0].position < end:
+            end = start if whole else due[0].position
+        end, need, places = self._afford(row, start, end, due, whole=whole)
         if end == start:
             return start
         self._assign(row, need)
@@ -146,24 +147,28 @@ class Extender(Parts):
             self._plan_exports(row, places, record, work)
         return end
 
-    def _afford(self, row: int, start: int, end: int, due: list[Place]) -> tuple[int, list[int], list[Place]]:
+    def _afford(
+        self, row: int, start: int, end: int, due: list[Place], *, whole: bool
+    ) -> tuple[int, list[int], list[Place]]:
         """How far towards `end` a lease can go, how many more blocks of each table that takes, and the exports.
 
-        When memory does not suffice, the bookmark goes first, then the exports, then half of the tokens.
+        When memory does not suffice, the bookmark goes first, then the exports, then half of the tokens; all of them
+        if it must go the `whole` way.
         """
         leases, state = self.leases, self.geometry.state_blocks
         while end > start:
             if self.geometry.local:  # a step under way may still read what only the steps before it let go
                 self.pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
             places = [place for place in due if place.position <= end]
-            need = [max(t.blocks_for(end) - leases.filled.item(t.index, row), 0) for t in self.geometry.tables]
+            reach = end + leases.ahead
+            need = [max(t.blocks_for(reach) - leases.filled.item(t.index, row), 0) for t in self.geometry.tables]
             if self.index.make_room(sum(need) + len(places) * state):
                 return end, need, places
             if self.drop_bookmark(row):
                 continue
             if places and self.index.make_room(sum(need)):
                 return end, need, []
-            end = start + (end - start) // 2
+            end = start if whole else start + (end - start) // 2
         return start, [], []
 
     def _assign(self, row: int, need: list[int]) -> None:

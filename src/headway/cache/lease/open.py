@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+import numpy as np
+
 from headway.cache.index.edge import Checkpoint, Match, Section
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
@@ -193,6 +195,17 @@ class Opener(Parts):
             self.pool.share(part.ids)
         return self.index.take_checkpoint(at, kind, tuple(Section(part.first, part.ids.copy()) for part in parts))
 
+    def demand(self, hit: Hit, tokens: int, step: int) -> int:
+        """See `PrefixCache.demand`."""
+        start, length, blocks = hit.tokens, tokens + self.leases.ahead, 0
+        for table in self.geometry.tables:
+            under_way = -(-step // table.span) if table.span else 0
+            blocks += table.blocks_copied(start) + min(table.blocks_for(length), table.most_blocks(length) + under_way)
+        for table in self.geometry.prefix_tables if start else ():
+            shared = hit.blocks(table.index)[: start // table.span]
+            blocks -= int(np.count_nonzero(self.pool.users[shared]))
+        return blocks
+
     def admit(self, hit: Hit) -> bool:
         """Whether the pool can hold the prompt of `hit` together with what its first step copies from.
 
@@ -200,7 +213,7 @@ class Opener(Parts):
             UnservableError: It could not hold the prompt even without the hit: says what it needs and what there is.
         """
         self.index.reclaim.expire_pins()
-        length, pinned = len(hit.prompt.tokens), self.pool.pinned
+        length, pinned = len(hit.prompt.tokens) + self.leases.ahead, self.pool.pinned
         if self.geometry.fits_anyway(self.pool.blocks - pinned, length) or (hit.tokens and self._fits(hit, hit.tokens)):
             return True
         if self._fits(hit, 0):
@@ -223,5 +236,5 @@ class Opener(Parts):
                 available += self.index.reclaim.pins.held_within(hit.at.edge.edge_at(start), start)
             if start and hit.checkpoint and hit.checkpoint.pinned:  # what is copied of the checkpoint stays anyway
                 first -= sum(table.blocks_copied(start) for table in geometry.tail_tables)
-        length = len(hit.prompt.tokens)
+        length = len(hit.prompt.tokens) + self.leases.ahead
         return first <= available and geometry.fits(available - geometry.blocks_kept_twice(start), length, start)

@@ -18,7 +18,7 @@ Rows = Longs
 _new_serial = itertools.count(1).__next__
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StateExport:
     """A copy of a running state that the ranks make when `position` tokens are computed.
 

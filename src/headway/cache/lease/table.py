@@ -141,6 +141,7 @@ class LeaseTable:
     Attributes:
         stretch: Answer tokens that gather in a row before they are entered in the tree.
         steps: Steps that a lease may have under way at once, 1 or 2.
+        ahead: Positions behind those of a step that have blocks too.
         extendable: The last phase in which a lease can be extended.
         plain: Steps of one lease are done with plain numbers, which is faster for it than arrays.
         phase: int8 [R], FREE, BROKEN (a step failed), RUNNING, STEPPING (a step is under way) or AHEAD (two are).
@@ -163,11 +164,12 @@ class LeaseTable:
         touched: int64 [tables, R], block indices that earlier leases of the row had written.
         owned: int64 [tables, R], first block index on which the lease holds a reference.
         records: The rest, by row.
+        held: Exports whose blocks the engine keeps.
     """
 
-    def __init__(self, geometry: CacheGeometry, rows: int, stretch: int, steps: int) -> None:
+    def __init__(self, geometry: CacheGeometry, rows: int, stretch: int, steps: int, ahead: int = 0) -> None:
         """Make room for `rows` leases; it grows. Up to `stretch` answer tokens gather before they are entered."""
-        self.stretch = stretch
+        self.stretch, self.ahead = stretch, ahead
         self.steps = steps
         self.extendable = RUNNING if steps == 1 else STEPPING
         self.plain = True
@@ -183,6 +185,7 @@ class LeaseTable:
         self.under_way: dict[int, Step] = {}
         self.blocks = [_table(rows, t.state_blocks or 16) for t in self._tables]
         self.records: list[Record | None] = [None] * rows
+        self.held: list[StateExport] = []
         self._free_rows = list(range(rows - 1, -1, -1))
 
     @property
@@ -224,7 +227,7 @@ class LeaseTable:
         self.bookmarked[row] = FAR
         for i, table in enumerate(self._tables):
             first = 0
-            if table.kind is not TableKind.STATE:
+            if table.span:
                 first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
                 self.widen(i, -(-length // table.span) + 1)
             self.blocks[i][row, : table.state_blocks or first + 1] = -1
@@ -275,8 +278,9 @@ class LeaseTable:
         return np.concatenate(dropped)
 
     def room(self, row: int) -> int:
-        """Position up to which the blocks of a lease suffice."""
-        return min([self.filled.item(table.index, row) * table.span for table in self._token_tables], default=FAR)
+        """Position up to which the blocks of a lease suffice for steps."""
+        spans = [self.filled.item(table.index, row) * table.span for table in self._token_tables]
+        return min(spans, default=FAR) - self.ahead
 
     def begin(self, rows: Rows | int, ends: Rows | int, step: Step) -> None:
         """A step that computes leases up to `ends` is under way."""

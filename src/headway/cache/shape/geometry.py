@@ -6,7 +6,8 @@ tokens. There is at most one table of sharded full attention, one of replicated 
 chunk, and one of states. A target and its MLA draft thus cost one block id for a stretch of tokens, not two.
 
 Rejected: a table a group. It needs twice the ids and twice the bookkeeping for a draft, and it rounds the draft's
-memory up to blocks sized for the target. Also rejected: one block size for all kinds (the engines' choice), which
+memory up to blocks sized for the target. (For an engine whose groups have tables of their own anyway, a spec says so.)
+Also rejected: one block size for all kinds (the engines' choice), which
 inflates an attention block to the size of a state.
 
 Formulas for N shards, interleave I, b tokens in a block on one rank, V = N*b:
@@ -59,6 +60,8 @@ class TableKind(Enum):
     """The entries since the start of the chunk."""
     STATE = "state"
     """One state after exactly the prefix."""
+    SCRATCH = "scratch"
+    """Nothing: a running sequence has them for itself."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class TableGeometry:
         block_tokens: Tokens in one block on one rank; 0 for states.
         bytes_per_token: Bytes of one token on the rank that stores it, over all groups of the table; 0 for states.
         state_bytes: Bytes of one state on one rank, over all groups of the table; 0 for token-indexed tables.
-        state_blocks: Blocks that one state takes; 0 for token-indexed tables.
+        state_blocks: Blocks that one state takes, or a sequence has as scratch; 0 for token-indexed tables.
         window: Tokens that a query sees (WINDOW), else 0.
         chunk: Tokens in a chunk (CHUNK), else 0.
         interleave: Consecutive tokens on one rank.
@@ -123,7 +126,7 @@ class TableGeometry:
 
         Takes an int, or int64 of any shape and returns that shape.
         """
-        if self.kind is TableKind.STATE:
+        if not self.span:
             return position * 0 + self.state_blocks
         return position // self.span + 1 - self.first_needed(position) // self.span
 
@@ -131,11 +134,13 @@ class TableGeometry:
         """Block ids that a sequence which resumes at `position` copies, and holds until its first step is done."""
         if self.kind is TableKind.STATE:
             return self.state_blocks if position else 0
+        if self.kind is TableKind.SCRATCH:
+            return 0
         return int(position % self.span > 0 and self.first_needed(position) < position)
 
     def most_blocks(self, length: int) -> int:
         """Upper bound of `blocks_at` over the first `length` positions, which long sequences reach."""
-        if self.kind is TableKind.STATE:
+        if not self.span:
             return self.state_blocks
         end = self.blocks_for(length)
         if self.kind is TableKind.WINDOW:
@@ -146,8 +151,8 @@ class TableGeometry:
         return end
 
     def blocks_for(self, tokens: int) -> int:
-        """Block ids that cover positions [0, tokens); the state's blocks for a STATE table."""
-        if self.kind is TableKind.STATE:
+        """Block ids that cover positions [0, tokens); all that a sequence has of a table of states or scratch."""
+        if not self.span:
             return self.state_blocks
         return -(-tokens // self.span)
 
@@ -246,6 +251,7 @@ class CacheGeometry:
         *,
         block_tokens: int | None = None,
         block_bytes: int | None = None,
+        scratch_blocks: int = 0,
     ) -> None:
         """Compute the geometry.
 
@@ -254,6 +260,7 @@ class CacheGeometry:
             layout: Parallel layout; one rank if not given.
             block_tokens: Tokens of the first token-indexed table in one block on one rank (16 if neither is given).
             block_bytes: Bytes of a block on one rank, instead of `block_tokens`.
+            scratch_blocks: Blocks that every running sequence has for itself besides, in a last table of their own.
 
         Raises:
             ConfigError: Sizes that cannot work; the message says what to change.
@@ -268,16 +275,18 @@ class CacheGeometry:
         self.block_bytes = block_bytes
         self.tables = tuple(_table(i, family, self.layout, self.block_bytes) for i, family in enumerate(families))
         self.groups = _place_groups(groups, families, self.tables)
+        if scratch_blocks:
+            self.tables += (TableGeometry(len(families), TableKind.SCRATCH, state_blocks=scratch_blocks),)
         self.lookahead = max(group.lookahead for group in groups)
         self.prefix_tables = tuple(t for t in self.tables if t.kind is TableKind.PREFIX)
-        self.tail_tables = tuple(t for t in self.tables if t.kind is not TableKind.PREFIX)
+        self.tail_tables = tuple(t for t in self.tables if t.kind not in (TableKind.PREFIX, TableKind.SCRATCH))
         self.state_table = next((t for t in self.tables if t.kind is TableKind.STATE), None)
         self.state_blocks = self.state_table.state_blocks if self.state_table else 0
         self.local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in self.tables)
         self.ranges = self.local and self.state_table is None
-        self.token_tables = tuple(t for t in self.tables if t.kind is not TableKind.STATE)
+        self.token_tables = tuple(t for t in self.tables if t.span)
         self._blocks_per_token = sum(1 / t.span for t in self.token_tables)
-        self._blocks_besides = 4 * len(self.token_tables) + 2 * self.state_blocks
+        self._blocks_besides = 4 * len(self.token_tables) + 2 * self.state_blocks + scratch_blocks
         self._peaks: dict[tuple[int, int], int] = {}
 
     def serves_from(self, position: int, blocks: Sequence[int]) -> int:
@@ -361,7 +370,8 @@ def _families(groups: Sequence[LayerSpec]) -> list[list[LayerSpec]]:
     families: dict[tuple[object, ...], list[LayerSpec]] = {}
     for spec in groups:
         need = getattr(spec, "window", 0) or getattr(spec, "chunk", 0)
-        families.setdefault((type(spec), spec.sharded, need), []).append(spec)
+        apart = "" if isinstance(spec, Recurrent) or not spec.own_table else spec.name
+        families.setdefault((type(spec), spec.sharded, need, apart), []).append(spec)
     return sorted(families.values(), key=lambda family: isinstance(family[0], Recurrent))
 
 

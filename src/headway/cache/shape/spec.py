@@ -57,12 +57,14 @@ class FullAttention(_Group):
         lookahead: How many later tokens an entry also depends on (EAGLE and MTP drafts; 0 for a target, DFlash,
             DSpark).
         sharded: False for a draft that keeps every token on every rank (GQA drafts under decode context parallelism).
+        own_table: The group has a block table of its own. Otherwise groups of one kind and reach share one.
     """
 
     name: str
     bytes_per_token: int
     lookahead: int = 0
     sharded: bool = True
+    own_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,14 @@ class SlidingWindow(_Group):
         bytes_per_token: Bytes of one token over all layers of the group.
         window: Tokens that a query sees, itself included.
         lookahead: As for `FullAttention`.
+        own_table: As for `FullAttention`.
     """
 
     name: str
     bytes_per_token: int
     window: int
     lookahead: int = 0
+    own_table: bool = False
     sharded: ClassVar[bool] = False
 
 
@@ -92,12 +96,14 @@ class ChunkedLocal(_Group):
         bytes_per_token: Bytes of one token over all layers of the group.
         chunk: Tokens in a chunk.
         lookahead: As for `FullAttention`.
+        own_table: As for `FullAttention`.
     """
 
     name: str
     bytes_per_token: int
     chunk: int
     lookahead: int = 0
+    own_table: bool = False
     sharded: ClassVar[bool] = False
 
 

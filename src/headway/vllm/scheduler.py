@@ -1,0 +1,137 @@
+"""vLLM's schedulers with the cache's manager: the only module that imports vLLM.
+
+vLLM has no plug point for its KV cache manager: its scheduler makes one by a name of its own module. So that name gives
+ours while the scheduler is made. The rest are overrides of methods: where prompt chunks end, which step an output
+belongs to, and what counts when it arrives.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import vllm.v1.core.sched.scheduler as vllm_scheduler
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
+from vllm.v1.metrics.stats import PrefixCacheStats
+
+from headway.cache import ParallelLayout
+from headway.errors import ConfigError
+from headway.vllm.groups import read_groups
+from headway.vllm.manager import KVCacheManager
+from headway.vllm.options import read_options
+
+__all__ = ["AsyncScheduler", "Scheduler"]
+
+_MAKING = threading.Lock()
+logger = init_logger(__name__)
+
+
+class Scheduler(vllm_scheduler.Scheduler):
+    """vLLM's scheduler with the cache. With asynchronous scheduling it makes an `AsyncScheduler`."""
+
+    kv_cache_manager: KVCacheManager
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
+        """An object of the class that fits the configuration."""
+        chosen = AsyncScheduler if cls is Scheduler and vllm_config.scheduler_config.async_scheduling else cls
+        made: Scheduler = super().__new__(chosen)
+        return made
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's.
+
+        Raises:
+            ConfigError: A model or an option that cannot be served; says what to do.
+        """
+        manager = _make_manager(vllm_config, kv_cache_config, log_stats=kwargs.get("log_stats", False))
+        with _MAKING:
+            original, vllm_scheduler.KVCacheManager = vllm_scheduler.KVCacheManager, lambda **_: manager
+            try:
+                super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
+            finally:
+                vllm_scheduler.KVCacheManager = original
+        self.need_mamba_block_aligned_split = bool(manager.groups.states)
+
+    def _mamba_block_aligned_split(self, request: Any, num_new_tokens: int, *_: Any, **__: Any) -> int:
+        """Where the next chunk of a prompt ends: at a checkpoint that is due, if one lies inside."""
+        return self.kv_cache_manager.cut(request, num_new_tokens)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's."""
+        output = super().schedule(*args, **kwargs)
+        manager = self.kv_cache_manager
+        manager.close_step(output)
+        for request_id, why in manager.unservable.items():
+            logger.error("Request %s cannot be served: %s", request_id, why)
+            self.encoder_cache_mismatch_reqs.add(request_id)  # those end with an error when the step's output arrives
+        manager.unservable.clear()
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """As vLLM's; what was computed counts first."""
+        index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
+        self.kv_cache_manager.commit(scheduler_output, index, sampled)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _connector_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        """What goes with a request's last output: what became of its tokens, if it asked."""
+        told = self.kv_cache_manager.explain(request)
+        return False, None if told is None else {"headway": told}
+
+    def _update_request_as_session(self, session: Any, update: Any) -> None:
+        """As vLLM's. A session that goes on loses its last token and gets others, so it is looked up anew."""
+        super()._update_request_as_session(session, update)
+        self.kv_cache_manager.free(session)
+        session.num_computed_tokens = 0
+
+
+class AsyncScheduler(Scheduler, VllmAsyncScheduler):
+    """The same with vLLM's asynchronous scheduler: a step is planned before the outcome of the last one is known."""
+
+
+def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) -> KVCacheManager:
+    parallel = vllm_config.parallel_config
+    _check(vllm_config)
+    dcp = parallel.decode_context_parallel_size
+    layout = ParallelLayout(tp=dcp, dcp=dcp, interleave=parallel.cp_kv_cache_interleave_size if dcp > 1 else 1)
+    speculative = vllm_config.speculative_config
+    lookahead = int(speculative is not None and speculative.method in ("eagle", "eagle3", "mtp"))
+    return KVCacheManager(
+        read_groups(kv_cache_config, layout, lookahead),
+        read_options(vllm_config.additional_config),
+        max_model_len=vllm_config.model_config.max_model_len,
+        steps_in_flight=2,
+        slots_ahead=vllm_config.num_lookahead_tokens,
+        most_under_way=vllm_config.max_in_flight_tokens,
+        watermark=vllm_config.scheduler_config.watermark,
+        new_stats=PrefixCacheStats if log_stats else None,
+        new_copy=KVCacheBlockCopy,
+    )
+
+
+def _check(vllm_config: Any) -> None:
+    """Refuse configurations that cannot be served.
+
+    Raises:
+        ConfigError: Names the thing, and what to do.
+    """
+    parallel, without = vllm_config.parallel_config, "leave it out, or serve without --scheduler-cls"
+    if vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError(
+            "vLLM's own prefix caching is on, and two caches cannot share one memory: add --no-enable-prefix-caching"
+        )
+    refused = {
+        "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
+        "--prefill-context-parallel-size above 1": parallel.prefill_context_parallel_size > 1,
+        "a KV connector (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
+        "a pooling model": vllm_config.model_config.runner_type == "pooling",
+        "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
+        "a diffusion model": vllm_config.model_config.is_diffusion,
+        "routed experts in answers (aux outputs)": vllm_config.aux_output_config.enabled,
+        "multi-module MTP": vllm_config.num_prefill_lookahead_tokens > 1,
+    }
+    for name, found in refused.items():
+        if found:
+            raise ConfigError(f"headway.vllm cannot serve {name} yet: {without} headway.vllm.Scheduler")
