@@ -179,7 +179,7 @@ class Keeping(Arrivals):
 
 @contextmanager
 def time_of(clock: Callable[[], float]) -> Iterator[None]:
-    """Let `time.monotonic`, by which the time of a cache goes on while it is written and read, say what `clock` does."""
+    """Let `time.monotonic` say what `clock` does: by it the time of a cache goes on while it is written and read."""
 
     def monotonic() -> float:
         return clock()
