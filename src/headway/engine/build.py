@@ -171,7 +171,10 @@ class _Model:
         measured: ReadyDrafter | None,
         grammars: Grammars,
     ) -> BuiltEngine:
-        """Put an engine together; `grammars` checks constraints. Its tokenizer is a copy: what the caller sets on another is no matter of it."""
+        """Put an engine together; `grammars` checks constraints.
+
+        Its tokenizer is a copy: what the caller sets on another is no matter of it.
+        """
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
         layout = self.layout
         facts = ModelFacts(

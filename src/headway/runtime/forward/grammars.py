@@ -126,8 +126,8 @@ class Grammars:
         except TimeoutError:
             found.cancel()  # what has not begun is left undone
             raise RequestError(
-                f"the {_NAMES[constraint.kind]} takes more than {self._patience:g} seconds to compile: make it smaller, "
-                "above all the number of optional properties"
+                f"the {_NAMES[constraint.kind]} takes more than {self._patience:g} seconds to compile: make it "
+                "smaller, above all the number of its optional properties"
             ) from None
 
     def _matcher(self, constraint: Constraint) -> LLMatcher:
@@ -338,7 +338,7 @@ def _written(constraint: Constraint) -> str:
     text = constraint.text
     try:
         if constraint.kind == "json":
-            return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACE})
+            return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _SPACE})
         if constraint.kind == "regex":
             return LLMatcher.grammar_from_regex(_whole(text))
         if constraint.kind == "choice":
