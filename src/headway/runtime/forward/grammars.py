@@ -50,7 +50,7 @@ _MOST_COMPILED = 128
 """Compiled constraints that are remembered; what was used longest ago is compiled again."""
 _LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False)
 """What one constraint may take: about 100 MB for states of its lexer, and milliseconds for each mask."""
-_SPACE = r"\x20|\n[\x20\t]{0,20}"
+_SPACE = r"(?:\x20|\n[\x20\t]{0,20})"
 """What may stand between the tokens of JSON: enough to indent it. Small models find more and more space likely."""
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -277,9 +277,10 @@ class _Place:
     def check(self, mask: Int32s, again: bool) -> None:
         """Look at a mask that the matcher has made: behind an end only end tokens may follow, and something must."""
         if not self.ended:
-            if self.matcher.is_error():
-                self.fault = len(self._read), _told(self.matcher.get_error())
-            elif not mask.any() or (self.matcher.is_stopped() and not self.matcher.is_accepting()):
+            said = _told(self.matcher.get_error())
+            if said and not said.startswith("NoExtension"):
+                self.fault = len(self._read), said
+            elif said or not mask.any() or (self.matcher.is_stopped() and not self.matcher.is_accepting()):
                 self.fault = len(self._read), "no token of this model can go on from here"
         if self.ended:
             mask[:] = 0
@@ -297,7 +298,14 @@ class _Place:
         if len(draft) and common >= last and (known := self._known.get(last)) is not None:
             return len(draft) - 1 + (int(known[whole[last] >> 5]) >> int(whole[last] & 31) & 1)
         self._read_to(answer, min(common, len(answer)))
-        return 0 if self.ended else self.matcher.validate_tokens(draft.tolist())
+        if self.ended:
+            return 0
+        ending = len(ends) > 0
+        count = self.matcher.validate_tokens(draft[: len(draft) - ending].tolist())
+        if ending and count == len(draft) - 1:
+            self._read_to(whole[:-1], len(answer))
+            count += self.matcher.is_accepting()
+        return count
 
     def _read_to(self, answer: Int32s, common: int) -> None:
         """Go back to the `common` first tokens and read the rest of `answer`."""
@@ -338,9 +346,15 @@ def _written(constraint: Constraint) -> str:
     text = constraint.text
     try:
         if constraint.kind == "json":
-            return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": _SPACE})
+            schema = json.loads(text)
+            if not isinstance(schema, dict) and schema is not True:
+                raise ValueError("it must be an object, or true")
+            if schema is True:
+                schema = {}
+            spaced = {} if "x-guidance" in schema else {"whitespace_pattern": _SPACE}
+            return LLMatcher.grammar_from_json_schema(schema, defaults=spaced)
         if constraint.kind == "regex":
-            return LLMatcher.grammar_from_regex(_whole(text))
+            return LLMatcher.grammar_from_regex(llguidance.regex_to_lark(_whole(text), "d"))
         if constraint.kind == "choice":
             return LLMatcher.grammar_from_lark(_alternatives(json.loads(text)))
         return LLMatcher.grammar_from_lark(llguidance.gbnf_to_lark.gbnf_to_lark(text) if "::=" in text else text)
