@@ -187,7 +187,9 @@ class GenerationService:
         try:
             await asyncio.to_thread(self.engine.compile, constraint)
         except RequestError as error:
-            raise RequestError(str(error), field, error.code or "invalid_constraint") from None
+            if error.code is not None:  # another form would not help
+                raise RequestError(str(error), field, error.code) from None
+            raise RequestError(str(error), field, "invalid_constraint") from None
         return constraint
 
     def _tells_in_full(self, body: ChatRequest | CompletionRequest) -> bool:

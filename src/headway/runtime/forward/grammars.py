@@ -18,6 +18,7 @@ Compiling is done in threads of its own; who asks waits for them, and the engine
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ from headway.errors import RequestError
 from headway.runtime.interface import Constraint, RowAnswer, RowFault, SampleRow
 
 __all__ = ["MAX_CONSTRAINT_BYTES", "Grammars"]
+
+logger = logging.getLogger(__name__)
 
 Int32s = NDArray[np.int32]
 
@@ -83,7 +86,7 @@ class Grammars:
         self._patience = patience
         self._words: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[Constraint, Future[LLMatcher | RequestError]] = OrderedDict()
         self._places: OrderedDict[int, _Place] = OrderedDict()
 
     # -- compiling --------------------------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ class Grammars:
         """
         self._wait_for(constraint)
 
-    def begin(self, constraint: Constraint) -> Future[LLMatcher]:
+    def begin(self, constraint: Constraint) -> Future[LLMatcher | RequestError]:
         """Begin to compile a constraint. Returns what will be known, its matcher at the start or a `RequestError`."""
         with self._lock:
             found = self._compiled.get(constraint)
@@ -110,25 +113,31 @@ class Grammars:
         threading.Thread(target=self._run, args=(constraint, found), name="headway-grammar", daemon=True).start()
         return found
 
-    def _run(self, constraint: Constraint, found: Future[LLMatcher]) -> None:
+    def _run(self, constraint: Constraint, found: Future[LLMatcher | RequestError]) -> None:
         with _COMPILING:
             if not found.set_running_or_notify_cancel():
                 return
             try:
                 found.set_result(self._matcher(constraint))
-            except Exception as error:
-                found.set_exception(error)
+            except RequestError as error:
+                found.set_result(error)
+            except BaseException as error:  # a panic of llguidance is no Exception
+                logger.exception("a %s cannot be compiled", _NAMES[constraint.kind])
+                found.set_result(RequestError(f"the {_NAMES[constraint.kind]} cannot be compiled: {_told(str(error))}"))
 
     def _wait_for(self, constraint: Constraint) -> LLMatcher:
-        found = self.begin(constraint)
+        compiling = self.begin(constraint)
         try:
-            return found.result(self._patience)
+            found = compiling.result(self._patience)
         except TimeoutError:
-            found.cancel()  # what has not begun is left undone
+            compiling.cancel()  # what has not begun is left undone
             raise RequestError(
                 f"the {_NAMES[constraint.kind]} takes more than {self._patience:g} seconds to compile: make it "
                 "smaller, above all the number of its optional properties"
             ) from None
+        if isinstance(found, RequestError):
+            raise RequestError(*found.args)  # a new one, so that none grows by the traces of all who were refused
+        return found
 
     def _matcher(self, constraint: Constraint) -> LLMatcher:
         """A matcher that has seen nothing.
