@@ -114,7 +114,7 @@ def test_answers_are_those_of_a_quiet_engine_and_fit_their_forms(kind: str, tmp_
     assert counters.preemptions > 0
     assert counters.failed_steps > 0
     if drafter is not None:
-        assert 0 < counters.accepted_tokens < counters.drafted_tokens
+        assert 0 < counters.accepted_tokens <= counters.drafted_tokens
 
 
 @pytest.mark.parametrize("rule", list(AcceptanceRule))

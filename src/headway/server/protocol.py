@@ -27,6 +27,7 @@ __all__ = [
     "CompletionRequest",
     "GenerationFields",
     "HeadwayOptions",
+    "JsonSchema",
     "Message",
     "ResponseFormat",
     "StreamOptions",

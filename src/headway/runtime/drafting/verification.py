@@ -101,7 +101,9 @@ def _draw(
     rest = [_number(ask, Stream.REST, count) for ask, count in zip(asks, counts, strict=True)]
     last = draw(outcome.rest, torch.tensor(rest, device=device)).tolist()
     judgements = []
-    for row, ask, proposal, count, token in zip(own.split(length + 1), asks, proposals, counts, last, strict=True):
+    for row, ask, proposal, count, token in zip(
+        torch.split(own, length + 1), asks, proposals, counts, last, strict=True
+    ):
         chosen = [*proposal.tokens[:count].tolist(), token]
         top, records = ask.params.logprobs, list[TokenLogprob]()
         if top is not None:

@@ -211,7 +211,7 @@ class Grammars:
 
     def _masks(self, rows: Sequence[SampleRow], again: bool) -> Int32s:
         """Bits of allowed tokens, int32 [n, words]; places of one request are looked at in turn, requests together."""
-        found: Int32s = np.zeros((len(rows), (self._known_words().vocab_size + 31) // 32), dtype=np.int32)
+        found: Int32s = np.zeros((len(rows), len(self._ending)), dtype=np.int32)
         left = list(enumerate(rows))
         while left:
             turn = {row.request: (i, row) for i, row in reversed(left)}  # the first of each
@@ -226,6 +226,13 @@ class Grammars:
         return found
 
     @cached_property
+    def _ending(self) -> Int32s:
+        """The mask that allows end tokens alone, int32 [words]."""
+        bits = np.zeros((self._known_words().vocab_size + 31) // 32, dtype=np.uint32)
+        np.bitwise_or.at(bits, self._ends >> 5, np.uint32(1) << (self._ends & 31).astype(np.uint32))
+        return bits.view(np.int32)
+
+    @cached_property
     def _pool(self) -> llguidance.LLExecutor:
         return llguidance.LLExecutor()
 
@@ -233,7 +240,8 @@ class Grammars:
         assert row.constraint is not None
         place = self._places.get(row.request)
         if place is None or place.constraint != row.constraint or place.broken_for(row.output):
-            place = _Place(row.constraint, self._wait_for(row.constraint).deep_copy(), self._ends)
+            matcher = self._wait_for(row.constraint).deep_copy()
+            place = _Place(row.constraint, matcher, self._ends, self._ending)
         self._places[row.request] = place
         self._places.move_to_end(row.request)
         while len(self._places) > self._most:
@@ -250,11 +258,12 @@ class _Place:
         fault: How many tokens can be read, and why nothing can follow them; None where something can.
     """
 
-    def __init__(self, constraint: Constraint, matcher: LLMatcher, ends: Int32s) -> None:
+    def __init__(self, constraint: Constraint, matcher: LLMatcher, ends: Int32s, ending: Int32s) -> None:
         self.constraint = constraint
         self.matcher = matcher
         self.fault: tuple[int, str] | None = None
         self._ends = ends
+        self._ending = ending
         self._read = _NO_TOKENS
         self._fed = 0
         self._known: dict[int, Int32s] = {}
@@ -286,15 +295,14 @@ class _Place:
     def check(self, mask: Int32s, again: bool) -> None:
         """Look at a mask that the matcher has made: behind an end only end tokens may follow, and something must."""
         if not self.ended:
+            mask[:] = mask | self._ending if self.matcher.is_accepting() else mask & ~self._ending
             said = _told(self.matcher.get_error())
             if said and not said.startswith("NoExtension"):
                 self.fault = len(self._read), said
-            elif said or not mask.any() or (self.matcher.is_stopped() and not self.matcher.is_accepting()):
+            elif said or not mask.any():
                 self.fault = len(self._read), "no token of this model can go on from here"
         if self.ended:
-            mask[:] = 0
-            bits = np.uint32(1) << (self._ends & 31).astype(np.uint32)
-            np.bitwise_or.at(mask.view(np.uint32), self._ends >> 5, bits)
+            mask[:] = self._ending
         if again:
             self._known[len(self._read)] = mask.copy()
 
@@ -360,8 +368,9 @@ def _written(constraint: Constraint) -> str:
                 raise ValueError("it must be an object, or true")
             if schema is True:
                 schema = {}
-            spaced = {} if "x-guidance" in schema else {"whitespace_pattern": _SPACE}
-            return LLMatcher.grammar_from_json_schema(schema, defaults=spaced)
+            return LLMatcher.grammar_from_json_schema(
+                schema, defaults=None if "x-guidance" in schema else {"whitespace_pattern": _SPACE}
+            )
         if constraint.kind == "regex":
             return LLMatcher.grammar_from_regex(llguidance.regex_to_lark(_whole(text), "d"))
         if constraint.kind == "choice":
