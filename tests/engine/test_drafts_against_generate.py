@@ -29,6 +29,7 @@ from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.drafting.speculator import Speculator
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.model.inspection import inspect_model
 
@@ -48,6 +49,7 @@ class Driver:
         config: EngineConfig,
         rule: AcceptanceRule = AcceptanceRule.MATCH,
         check: bool = True,
+        grammars: Grammars | None = None,
     ) -> None:
         model = tiny_model(name)
         layout = inspect_model(model)
@@ -57,7 +59,8 @@ class Driver:
         self.cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=16, cost=layout.cost, check=check))
         runner = ModelRunner(model, layout, self.cache.geometry, blocks)
         runner.arena.data.fill_(0xFF)
-        self.executor = LocalExecutor(runner, Speculator(runner, drafter, rule) if drafter else None)
+        speculator = Speculator(runner, drafter, rule, grammars=grammars) if drafter else None
+        self.executor = LocalExecutor(runner, speculator, grammars)
         planner = DraftPlanner(drafter.name, drafter.most) if drafter else None
         self.scheduler = Scheduler(self.cache, config, planner=planner, long_rope=layout.long_rope)
         self.requests: list[RunningRequest] = []

@@ -124,8 +124,7 @@ ERRORS += [
     ("chat/completions", TALK | {name: value}, 400, name, code, text)
     for name, value, code, text in (
         ("tools", [{"type": "function"}], "unsupported_parameter", "describe the tools in the prompt"),
-        ("response_format", {"type": "json_schema", "json_schema": {}}, "unsupported_parameter", "constrained"),
-        ("response_format", {"type": "json_object"}, "unsupported_parameter", "constrained"),
+        ("response_format", {"type": "json_object"}, "unsupported_parameter", "cannot be constrained"),
         ("cache_control", {"type": "ephemeral"}, "unsupported_parameter", "put it on a message or on a part"),
         ("audio", {"voice": "x"}, "unsupported_parameter", "only text"),
         ("max_completion_tokens", 9999, "context_length_exceeded", "max_completion_tokens is 9999"),

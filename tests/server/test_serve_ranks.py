@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import time
@@ -24,6 +25,9 @@ def test_a_server_on_two_ranks_answers_reuses_and_ends_with_them(tiny_model: Pat
         answers = [httpx.post(f"{url}/v1/completions", json=body, timeout=120).json() for _ in range(2)]
         assert answers[0]["choices"] == answers[1]["choices"]
         assert answers[1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 25}
+        form = {"structured_outputs": {"regex": "[a-c]{5}"}, "ignore_eos": False}
+        formed = httpx.post(f"{url}/v1/completions", json=body | form, timeout=120).json()["choices"][0]
+        assert re.fullmatch("[a-c]{5}", formed["text"]), "rank 0, which chooses tokens, knows of forms"
         ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         long = body | {"max_tokens": 1500, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=long, timeout=120) as stream:

@@ -35,10 +35,11 @@ from headway.engine.scheduling.step import ScheduledStep
 from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer
-from headway.runtime.interface import RowAnswer, TokenLogprob
+from headway.runtime.interface import Constraint, RowAnswer, TokenLogprob
 
 __all__ = [
     "DEFAULT_WAIT_TOKENS",
+    "Constraint",
     "Delta",
     "DraftPlanner",
     "Engine",

@@ -27,6 +27,7 @@ from headway.engine.ranks.ray_actors import RayRanks
 from headway.engine.scheduling.drafts import DraftPlanner
 from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.loading import (
     LoadedModel,
@@ -116,9 +117,10 @@ def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = la
     runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, cache.config.blocks, check.single_steps)
     if drafter is not None:
         progress("measuring what a draft costs")
-    speculator, measured = speculator_of(drafts, runner, drafter, config.max_running)
     whole = _Model(loaded.name, loaded.layout, loaded.tokenizer, end_tokens(loaded), check)
-    return whole.on(cache, LocalExecutor(runner, speculator), config, measured)
+    grammars = whole.grammars(config)
+    speculator, measured = speculator_of(drafts, runner, drafter, config.max_running, grammars=grammars)
+    return whole.on(cache, LocalExecutor(runner, speculator, grammars), config, measured, grammars)
 
 
 def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress) -> BuiltEngine:
@@ -140,7 +142,8 @@ def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress
         progress("making room for the cache on every rank")
         cache = PrefixCache(_cache_config(layout, config, _memory(loaded, config), drafter))
         measured = _make_room(executor, cache, config, check)
-        return _Model(name, layout, tokenizer, loaded[0].eos, check).on(cache, executor, config, measured)
+        whole = _Model(name, layout, tokenizer, loaded[0].eos, check)
+        return whole.on(cache, executor, config, measured, whole.grammars(config))
     except BaseException:
         executor.close()
         raise
@@ -156,13 +159,27 @@ class _Model:
     eos: tuple[int, ...]
     check: SelfCheck
 
+    def grammars(self, config: EngineConfig) -> Grammars:
+        """Forms of answers in the model's tokens. On a tokenizer of their own: it is read by other threads."""
+        return Grammars(copy.deepcopy(self.tokenizer), self.layout.vocab_size, self.eos, config.max_running)
+
     def on(
-        self, cache: PrefixCache, executor: Executor, config: EngineConfig, measured: ReadyDrafter | None
+        self,
+        cache: PrefixCache,
+        executor: Executor,
+        config: EngineConfig,
+        measured: ReadyDrafter | None,
+        grammars: Grammars,
     ) -> BuiltEngine:
-        """Put an engine together. Its tokenizer is a copy: what the caller sets on another is no matter of it."""
+        """Put an engine together; `grammars` checks constraints.
+
+        Its tokenizer is a copy: what the caller sets on another is no matter of it.
+        """
         decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
         layout = self.layout
-        facts = ModelFacts(layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope)
+        facts = ModelFacts(
+            layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope, compile=grammars.compile
+        )
         planner = planner_of(measured)
         engine = Engine(cache, executor, config, facts, planner=planner)
         room = capacity(cache.config.blocks, cache.geometry)

@@ -36,8 +36,8 @@ from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.scheduling.step import ScheduledStep
 from headway.engine.stats import EngineSnapshot, Observer
 from headway.engine.text import Decode
-from headway.errors import HeadwayError
-from headway.runtime.interface import LongRope
+from headway.errors import HeadwayError, RequestError
+from headway.runtime.interface import Constraint, LongRope
 
 __all__ = ["Engine", "ModelFacts"]
 
@@ -60,6 +60,8 @@ class ModelFacts:
         eos: Tokens with which the model ends an answer.
         max_model_len: Most tokens that the model was made for; None if it has no limit.
         long_rope: The model's two sets of rotary frequencies, or None for a model with one.
+        compile: Makes a constraint ready for requests, in the caller's thread, or raises `RequestError`; at once where
+            it is ready. None where answers cannot be constrained.
     """
 
     vocab_size: int
@@ -67,6 +69,7 @@ class ModelFacts:
     eos: tuple[int, ...] = ()
     max_model_len: int | None = None
     long_rope: LongRope | None = None
+    compile: Callable[[Constraint], None] | None = None
 
 
 class Engine:
@@ -146,6 +149,16 @@ class Engine:
 
     # -- for any thread ---------------------------------------------------------------------------------------------
 
+    def compile(self, constraint: Constraint) -> None:
+        """Make a constraint ready for requests. It may take seconds, in the calling thread; at once if it is ready.
+
+        Raises:
+            RequestError: It cannot be understood, no text fits it, it is too large, or answers cannot be constrained.
+        """
+        if self.model.compile is None:
+            raise RequestError("the answers of this model cannot be constrained", None, "unsupported_parameter")
+        self.model.compile(constraint)
+
     def start(self) -> Engine:
         """Begin to work. Returns the engine itself."""
         self._accepting = self._listening = True
@@ -153,7 +166,7 @@ class Engine:
         return self
 
     def submit(self, request: GenerationRequest) -> RequestHandle:
-        """Queue a request.
+        """Queue a request. Its constraint is compiled first if it was not before (`compile`).
 
         Raises:
             RequestError: It cannot be served as it stands.
@@ -171,6 +184,8 @@ class Engine:
         """
         for request in requests:
             require_servable(request, self.cache, self.model.vocab_size, self.max_model_len)
+            if request.constraint is not None:
+                self.compile(request.constraint)
         with self._wakeup:
             self._check_open(len(requests))
             entries = [self._enter(request) for request in requests]

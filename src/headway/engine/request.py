@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headway.cache import Explanation, Hit, Lease, Prompt, Wish
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
-from headway.runtime.interface import RowAnswer, SamplingParams, TokenLogprob
+from headway.runtime.interface import Constraint, RowAnswer, SamplingParams, TokenLogprob
 
 __all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "Update"]
 
@@ -39,6 +39,9 @@ class GenerationRequest:
         no_store: Read the cache, keep nothing in it.
         text: The prompt as text, for observers; empty where it came as tokens.
         pin_seconds: For how long; None for the longest time of the server.
+        constraint: The form that the answer must have; None for any. It holds to the answer's end: an end token of the
+            model is only chosen where the form is complete, and with `ignore_eos` nothing else is chosen from there on.
+            Stop strings, stop tokens and `max_tokens` may end the answer before.
     """
 
     tokens: Int32s
@@ -56,6 +59,7 @@ class GenerationRequest:
     no_store: bool = False
     text: str = ""
     pin_seconds: float | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass

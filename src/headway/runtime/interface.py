@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MOST_DRAFT_TOKENS",
     "AcceptanceRule",
+    "Constraint",
     "LongRope",
     "RowAnswer",
     "RowFault",
@@ -123,6 +125,21 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """A form that an answer must have, from its first token to its last.
+
+    Attributes:
+        kind: `json`: JSON that fits a schema. `regex`: the whole answer matches. `choice`: one of some texts.
+            `grammar`: a context-free grammar.
+        text: The JSON schema, the regular expression, a JSON list of the texts, or the grammar in Lark's notation
+            (with llguidance's additions, such as `%json {...}` for a schema inside) or in GBNF.
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    text: str
+
+
+@dataclass(frozen=True)
 class SampleRow:
     """One sequence that needs a token, or with a draft some tokens.
 
@@ -135,6 +152,8 @@ class SampleRow:
         ends: Tokens that end the answer; of a draft nothing counts behind one.
         revocable: Whoever asks may yet take back some of the tokens (stop strings), so a state that has absorbed a
             draft must not replace the one before.
+        constraint: The form that the answer must have; None for any.
+        request: A number that the request keeps from step to step, and no other has; for what is remembered of it.
     """
 
     params: SamplingParams
@@ -143,6 +162,8 @@ class SampleRow:
     output: Int32s
     ends: frozenset[int] = frozenset()
     revocable: bool = False
+    constraint: Constraint | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,17 +183,21 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """Why nothing of a row's step counts: a logit or a state that is NaN or infinite.
+    """Why nothing of a row's step counts: a logit or a state that is NaN or infinite, or a form that has no next token.
 
     Attributes:
         damaged: Tokens of the shortest beginning of the row whose stored entries or state are themselves not finite, so
             that whoever resumes there fails too; None where all that the step started from is sound.
+        form: Why the answer's constraint cannot be followed any further; None where the numbers are the reason.
     """
 
     damaged: int | None = None
+    form: str | None = None
 
     def told(self, place: int) -> str:
         """The fault in words, for a row that had computed its first `place` tokens before."""
+        if self.form is not None:
+            return f"the form that was asked for cannot be followed any further: {self.form}"
         what = f"behind token {place} the model's numbers are NaN or infinite, which is no answer"
         if self.damaged is None:
             why = "so the weights are damaged or the dtype is too narrow for them"

@@ -6,7 +6,7 @@ from typing import Any
 
 from headway.engine import Engine, GenerationRequest
 from headway.errors import RequestError
-from headway.runtime.interface import SamplingParams
+from headway.runtime.interface import Constraint, SamplingParams
 from headway.server.prompts import PreparedPrompt
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.sizes import counted
@@ -20,9 +20,12 @@ _COMPLETION_TOKENS = 16
 
 
 def generation_requests(
-    request: ChatRequest | CompletionRequest, prompt: PreparedPrompt, engine: Engine
+    request: ChatRequest | CompletionRequest,
+    prompt: PreparedPrompt,
+    engine: Engine,
+    constraint: Constraint | None = None,
 ) -> list[GenerationRequest]:
-    """One request to the engine for each of the `n` answers to a prompt.
+    """One request to the engine for each of the `n` answers to a prompt, which all have the form of `constraint`.
 
     Raises:
         RequestError: Fields that contradict each other or the model's length.
@@ -42,6 +45,7 @@ def generation_requests(
         "breakpoints": prompt.breakpoints,
         "pin": len(prompt.tokens) if pin is True else min(int(pin), len(prompt.tokens)),
         "no_store": request.headway.no_store,
+        "constraint": constraint,
         "pin_seconds": _pin_seconds(request, engine.config.pin_seconds),
     }
     if pin and request.headway.no_store:

@@ -27,8 +27,11 @@ __all__ = [
     "CompletionRequest",
     "GenerationFields",
     "HeadwayOptions",
+    "JsonSchema",
     "Message",
+    "ResponseFormat",
     "StreamOptions",
+    "StructuredOutputs",
     "TextPart",
     "parse_body",
 ]
@@ -55,7 +58,8 @@ class _Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _tell_one_unknown(cls, given: Any) -> Any:
-        return _first_of(given, cls.model_fields) if isinstance(given, dict) else given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return _first_of(given, known) if isinstance(given, dict) else given
 
 
 class CacheControl(_Record):
@@ -90,6 +94,33 @@ class StreamOptions(_Record):
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
+
+
+class JsonSchema(_Record):
+    """A schema that the answer fits, with what OpenAI's clients say besides; it is followed whether `strict` or not."""
+
+    name: _ShortText | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(_Record):
+    """The form of the answer, as OpenAI's clients ask for it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Record):
+    """The form of the answer, as vLLM's clients ask for it: one of the first five."""
+
+    json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool = False
 
 
 class HeadwayOptions(_Record):
@@ -136,6 +167,12 @@ class GenerationFields(_Record):
     ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
+    guided_grammar: str | None = None
     user: _ShortText | None = None
     cache_salt: _ShortText | None = None
     headway: HeadwayOptions = HeadwayOptions()

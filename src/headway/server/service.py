@@ -24,7 +24,9 @@ from starlette.types import Receive, Scope, Send
 from headway.cache import ResetReport
 from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextTokenizer
 from headway.errors import HeadwayError, RequestError
+from headway.runtime.interface import Constraint
 from headway.server.answers import GivenAnswers
+from headway.server.constraints import constraint_of
 from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
 from headway.server.generation import generation_requests
@@ -172,6 +174,24 @@ class GenerationService:
             return body.model_copy(update={"cache_salt": salt})
         return body
 
+    async def _constraint(self, body: GenerationFields) -> Constraint | None:
+        """The form that is asked for, compiled; other requests go on meanwhile.
+
+        Raises:
+            RequestError: It is none, and why.
+        """
+        asked = constraint_of(body)
+        if asked is None:
+            return None
+        constraint, field = asked
+        try:
+            await asyncio.to_thread(self.engine.compile, constraint)
+        except RequestError as error:
+            if error.code is not None:  # another form would not help
+                raise RequestError(str(error), field, error.code) from None
+            raise RequestError(str(error), field, "invalid_constraint") from None
+        return constraint
+
     def _tells_in_full(self, body: ChatRequest | CompletionRequest) -> bool:
         return self.options.explain == "all" or bool(body.cache_salt)
 
@@ -206,10 +226,11 @@ class GenerationService:
         form: Format,
         http: Request,
     ) -> Response:
+        constraint = await self._constraint(body)
         handles: list[RequestHandle] = []
         try:
             for prompt in prompts:
-                requests = generation_requests(body, prompt, self.engine)
+                requests = generation_requests(body, prompt, self.engine, constraint)
                 told = body.headway.explain and self._tells_in_full(body)
                 requests[0] = replace(requests[0], find_displaced=told)  # the report is of the first answer
                 handles += self.engine.submit_group(requests)

@@ -20,7 +20,6 @@ _EMPTY_MAP: tuple[Any, ...] = (None, {})
 _ZERO: tuple[Any, ...] = (None, 0)
 
 _TOOLS = "describe the tools in the prompt, and read the calls from the text of the answer"
-_CONSTRAINED = "output is never constrained; ask for the form in the prompt and check it"
 
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": (_EMPTY_LIST, _TOOLS),
@@ -28,15 +27,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_tool_calls": ((None, True, False), _TOOLS),
     "functions": (_EMPTY_LIST, _TOOLS),
     "function_call": ((None, "none", "auto"), _TOOLS),
-    "response_format": (
-        (None, {"type": "text"}),
-        "output is never constrained (json_object, json_schema); ask for JSON in the prompt and check it",
-    ),
-    "structured_outputs": (_EMPTY, _CONSTRAINED),
-    "guided_json": (_EMPTY, _CONSTRAINED),
-    "guided_regex": (_EMPTY, _CONSTRAINED),
-    "guided_choice": (_EMPTY, _CONSTRAINED),
-    "guided_grammar": (_EMPTY, _CONSTRAINED),
     "modalities": ((None, ["text"]), "answers are only text"),
     "audio": (_EMPTY, "answers are only text"),
     "prediction": (_EMPTY, "leave it out; to guess ahead, serve with --draft"),

@@ -17,6 +17,7 @@ from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.forward.batch import RunBatch, RunResult
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import Judge
 
 
@@ -26,7 +27,7 @@ class ThreadRanks:
     The memory of all ranks starts full of NaN. `first` has the logits of first tokens by prompt.
 
     `drafters` are one a rank, or none; `rule` says how their drafts are judged. With `split`, each rank has its share
-    of the weights.
+    of the weights. `grammars` are those of rank 0.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ThreadRanks:
         drafters: Sequence[Drafter] = (),
         rule: AcceptanceRule = AcceptanceRule.MATCH,
         split: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         self.ranked = RankedRunner(model, geometry, blocks, form, split=split)
         self._geometry = geometry
@@ -58,8 +60,10 @@ class ThreadRanks:
             ranks = self.ranked.ranks.all if len(drafters) > 1 else [None]
             parts = zip(self.ranked.runners, drafters, ranks, strict=True)
             speculators = [Speculator(runner, drafter, rule, rank) for runner, drafter, rank in parts]
+            speculators[0].grammars = grammars  # type: ignore[union-attr]
         self._drafts = bool(drafters)
         self._executors = [LocalExecutor(*pair) for pair in zip(self.ranked.runners, speculators, strict=True)]
+        self._executors[0]._grammars = grammars
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
         sent = decode(encode(compact(work, self._geometry)))

@@ -117,13 +117,19 @@ def test_every_rank_is_sent_the_step_and_rank_0_says_the_tokens(
 
 
 @pytest.mark.parametrize(
-    ("faults", "damaged"), [([{}, {0: RowFault(9)}], 9), ([{0: RowFault()}, {0: RowFault()}], None)]
+    ("faults", "told"),
+    [
+        ([{}, {0: RowFault(9)}], RowFault(9)),
+        ([{0: RowFault()}, {0: RowFault()}], RowFault()),
+        ([{0: RowFault(form="no way")}, {}], RowFault(form="no way")),
+        ([{0: RowFault(form="no way")}, {0: RowFault(4)}], RowFault(4)),
+    ],
 )
 def test_a_row_that_is_not_finite_on_one_rank_has_failed(
-    executor: RankedExecutor, launched: list[ScriptedRanks], faults: list[dict[int, RowFault]], damaged: int | None
+    executor: RankedExecutor, launched: list[ScriptedRanks], faults: list[dict[int, RowFault]], told: RowFault
 ) -> None:
     launched[0].script[StepWork] = [StepDone(OUTPUT.rows, faults[0]), StepDone((), faults[1])]
-    assert executor.run(some_work()) == [RowAnswer(fault=RowFault(damaged))]
+    assert executor.run(some_work()) == [RowAnswer(fault=told)]
 
 
 @pytest.mark.parametrize("answers", [[OUTPUT, None], [None, StepDone()], [RankFault("ValueError", "bad"), None]])

@@ -17,7 +17,7 @@ from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
 from headway.engine.ranks.messages import Answer, Load, Loaded, Prepared, RankFault, StepDone, compact, decode, encode
 from headway.errors import ConfigError
 from headway.runtime.forward.batch import batch_of
-from headway.runtime.interface import SampleRow, SamplingParams
+from headway.runtime.interface import Constraint, SampleRow, SamplingParams
 from headway.runtime.parallel.distributed import Rendezvous
 from headway.runtime.selfcheck import SelfCheck, Verdict
 
@@ -136,7 +136,12 @@ def test_a_compact_step_is_the_same_batch() -> None:
 def test_prompts_travel_only_where_a_penalty_reads_them() -> None:
     geometry = CacheGeometry([FullAttention("full", 4), Recurrent("state", 100)], block_tokens=16)
     params = [SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(repetition_penalty=1.1)]
-    work = work_of([0, 1, 2], [0, 0, 0], [1, 1, 1], [*params])
-    samples = compact(work, geometry).samples
-    sizes = [(len(s.prompt), len(s.output)) for s in samples if s is not None]
-    assert sizes == [(0, 0), (0, 3), (40, 3)], "the length of an answer seeds its next random number"
+    work = work_of([0, 1, 2, 3], [0, 0, 0, 0], [1, 1, 1, 1], [*params, params[0]])
+    assert work.samples[3] is not None
+    form = Constraint("regex", "a+")
+    bound = msgspec.structs.replace(work, samples=[*work.samples[:3], replace(work.samples[3], constraint=form)])
+    small = decode(encode(compact(bound, geometry)))
+    assert isinstance(small, StepWork)
+    sizes = [(len(s.prompt), len(s.output)) for s in small.samples if s is not None]
+    assert sizes == [(0, 0), (0, 3), (40, 3), (0, 3)], "an answer seeds its next random number, and has got so far"
+    assert [s.constraint for s in small.samples if s is not None] == [None, None, None, form]

@@ -36,6 +36,7 @@ from headway.engine.ranks.messages import (
 from headway.engine.ranks.rank import Rank
 from headway.errors import ConfigError
 from headway.runtime.drafting.mtp import MtpNetwork
+from headway.runtime.interface import GREEDY, Constraint, SampleRow
 from headway.runtime.loading import load_model
 from headway.runtime.parallel.distributed import CollectiveError, Rendezvous, TorchCommunicator, join_group, leave_group
 from headway.runtime.selfcheck import SelfCheck, Verdict
@@ -80,11 +81,22 @@ def ready(source: Path) -> Rank:
     return rank
 
 
-def some_work(source: Path) -> StepWork:
+def some_work(source: Path, sample: SampleRow | None = None) -> StepWork:
     cache = PrefixCache(CacheConfig(load_model(str(source)).layout.groups, ROOM.blocks, block_tokens=16))
     tokens = np.arange(3, 12, dtype=np.int32)
     step = cache.extend([cache.lease(Prompt(tokens)).row], 5)
-    return compact(StepWork(step, cache.tables, [tokens[:5]], [None]), cache.geometry)
+    return compact(StepWork(step, cache.tables, [tokens[:5]], [sample]), cache.geometry)
+
+
+def test_rank_0_chooses_what_the_form_of_an_answer_allows(ready: Rank, source: Path) -> None:
+    words = tiny.tokenizer()
+    a, b = words("ab", add_special_tokens=False)["input_ids"]
+    nothing = np.empty(0, dtype=np.int32)
+    for output, expected in (([], a), ([a], b)):
+        asked = SampleRow(GREEDY, 0, nothing, np.array(output, dtype=np.int32), constraint=Constraint("regex", "ab"))
+        done = answer(ready, some_work(source, asked)).result
+        assert isinstance(done, StepDone)
+        assert done.rows[0].tokens == (expected,)
 
 
 def test_every_answer_says_how_many_collectives_were_begun(

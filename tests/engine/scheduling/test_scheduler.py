@@ -8,6 +8,7 @@ from tests.engine.fakes import EOS, VOCAB
 from headway.cache import Hit, PrefixCache, Prompt, Reason
 from headway.engine import EngineConfig, RequestFailedError, RowAnswer, longest_servable
 from headway.errors import UnservableError
+from headway.runtime.interface import RowFault
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -561,6 +562,23 @@ def test_whatever_happens_answers_are_right_and_nothing_leaks(seed: int):
     assert len(whole) > len(requests) / 2
     bench.check_right(*whole)
     assert {r.request_id for r in requests if r.finish_reason == "error"} == failed
+    bench.check_nothing_leaks()
+
+
+def test_a_form_that_cannot_be_followed_ends_its_request_alone():
+    bench = Bench(WORLDS["hybrid"])
+    bad, good = bench.add(prompt(9), 4, ignore_eos=True), bench.add(prompt(5, seed=1), 4, ignore_eos=True)
+    run = bench.device.run
+    bench.device.run = lambda work: [RowAnswer(fault=RowFault(form="no token")), *run(work)[1:]]
+    bench.step()
+    bench.device.run = run
+    bench.run()
+    assert (bad.finish_reason, good.finish_reason) == ("error", "length")
+    (error,) = [update.error for update in bench.news if update.error]
+    assert type(error) is RequestFailedError
+    assert "cannot be followed any further: no token" in str(error)
+    assert bench.scheduler.counters.not_finite == 0
+    bench.check_right(good)
     bench.check_nothing_leaks()
 
 

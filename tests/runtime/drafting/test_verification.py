@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.server import tiny
 
 from headway.runtime.drafting.acceptance import AcceptanceRule
-from headway.runtime.drafting.drafter import Proposal
+from headway.runtime.drafting.drafter import DraftRequest, Proposal, choose, proposals
 from headway.runtime.drafting.verification import verify
-from headway.runtime.forward.sampling import sample
-from headway.runtime.interface import RowAnswer, SampleRow, SamplingParams
+from headway.runtime.forward.grammars import Grammars
+from headway.runtime.forward.sampling import distributions, sample
+from headway.runtime.interface import Constraint, RowAnswer, SampleRow, SamplingParams
 
 VOCAB = 12
 
@@ -105,3 +108,42 @@ def test_rows_of_every_kind_run_together_as_alone() -> None:
     together = verify(AcceptanceRule.BLOCK, rows, asks, drafts)
     alone = [verify(AcceptanceRule.BLOCK, [r], [a], [d])[0] for r, a, d in zip(rows, asks, drafts, strict=True)]
     assert [v.tokens for v in together] == [v.tokens for v in alone]
+
+
+WORDS = tiny.tokenizer()
+FORM = Constraint("regex", "(a[bc]|b[ac]|c)[a-c]?")
+
+
+@pytest.mark.parametrize("rule", [AcceptanceRule.TOKEN, AcceptanceRule.BLOCK])
+def test_under_a_form_the_law_is_the_target_s_own_whatever_is_drafted(rule: AcceptanceRule) -> None:
+    """Drafts are drawn from what the form allows. Drawn from all and cut where it forbids, they would bend the law."""
+    count, vocab = 4000, len(WORDS)
+    grammars = Grammars(WORDS, vocab, [vocab - 1], 2 * count)
+    noise = torch.Generator().manual_seed(5)
+    target, draft = (torch.randn(3, vocab, generator=noise) for _ in range(2))  # of each place, whatever was said
+    draft[:, WORDS("abc", add_special_tokens=False)["input_ids"]] += torch.tensor([4.0, 1.0, 0.0])
+    target[:, WORDS("abc", add_special_tokens=False)["input_ids"]] += torch.tensor([3.0, 4.0, 3.5])
+    asks = [replace(ask(seed=seed, temperature=1.0), constraint=FORM, request=seed) for seed in range(count)]
+    requests = [DraftRequest(row.seed, 2, row, True, (), grammars) for row in asks]
+    drafts, found = torch.empty((count, 0), dtype=torch.int64), []
+    for place in range(2):
+        tokens, distribution = choose(draft[place].expand(count, -1), requests, drafts)
+        drafts = torch.cat([drafts, tokens[:, None]], dim=1)
+        found.append(distribution)
+    made = proposals(requests, drafts, found)
+    told = verify(rule, [target] * count, asks, made, grammars)
+    first = Counter(answer.tokens[0] for answer in told)
+    accepted = sum(answer.accepted for answer in told)
+    assert 0.2 < accepted / (2 * count) < 0.9
+    law = distributions(grammars.restrict(target[:1], asks[:1]), asks[:1])[0]
+    assert set(first) <= set(law.nonzero()[:, 0].tolist())
+    for token in law.nonzero()[:, 0].tolist():
+        deviation = (law[token] * (1 - law[token]) * count).sqrt()
+        assert abs(first[token] - law[token] * count) < 4 * deviation
+    for lead in first:  # and of the second token, where it was told in the same step
+        behind = [answer for answer in told if answer.tokens[0] == lead]
+        output = np.array([lead], dtype=np.int32)
+        place = [replace(asks[0], output=output, request=-1 - lead)]
+        law = distributions(grammars.restrict(target[1:2], place), place)[0]
+        allowed = set(law.nonzero()[:, 0].tolist())
+        assert {answer.tokens[1] for answer in behind if len(answer.tokens) > 1} <= allowed

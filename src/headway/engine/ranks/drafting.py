@@ -21,6 +21,7 @@ from headway.runtime.drafting.drafter import Drafter, DraftRequest
 from headway.runtime.drafting.loading import groups_without_weights, load_drafter
 from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.forward.batch import RunBatch
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.interface import SampleRow, SamplingParams
 from headway.runtime.loading import LoadedModel
@@ -114,6 +115,7 @@ def speculator_of(
     drafter: Drafter | None,
     max_running: int,
     ranks: Communicator | None = None,
+    grammars: Grammars | None = None,
 ) -> tuple[Speculator | None, ReadyDrafter | None]:
     """A speculator on `runner`, and what it costs there with up to `max_running` requests at once.
 
@@ -121,7 +123,7 @@ def speculator_of(
     """
     if drafter is None:
         return None, None
-    speculator = Speculator(runner, drafter, AcceptanceRule(drafts.rule), ranks)
+    speculator = Speculator(runner, drafter, AcceptanceRule(drafts.rule), ranks, grammars)
     return speculator, ReadyDrafter(drafter.name, drafter.most, measure_costs(speculator, max_running))
 
 

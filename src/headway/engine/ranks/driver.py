@@ -181,8 +181,10 @@ class RankedExecutor:
         answers: list[StepDone] = self._ask(compact(work, self._geometry), StepDone, self._config.rank_timeout)
         rows = list(answers[0].rows)
         for i in {row for answer in answers for row in answer.faults}:
-            damaged = [a.faults[i].damaged for a in answers if i in a.faults]
-            rows[i] = RowAnswer(fault=RowFault(min((d for d in damaged if d is not None), default=None)))
+            faults = [a.faults[i] for a in answers if i in a.faults]
+            damaged = min((fault.damaged for fault in faults if fault.damaged is not None), default=None)
+            form = faults[0].form if all(fault.form is not None for fault in faults) else None
+            rows[i] = RowAnswer(fault=RowFault(damaged, form))
         return rows
 
     def check(self) -> None:

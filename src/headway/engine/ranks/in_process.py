@@ -9,6 +9,7 @@ import numpy as np
 from headway.engine.executor import StepWork
 from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.forward.batch import batch_of
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.forward.sampling import sample
 from headway.runtime.interface import RowAnswer
@@ -17,11 +18,17 @@ __all__ = ["LocalExecutor"]
 
 
 class LocalExecutor:
-    """Computes steps with one `ModelRunner`, and with drafts if it is given a `Speculator` on that runner."""
+    """Computes steps with one `ModelRunner`, and with drafts if it is given a `Speculator` on that runner.
 
-    def __init__(self, runner: ModelRunner, speculator: Speculator | None = None) -> None:
+    `grammars` knows the forms of answers that must have one; the speculator has the same. None where none is chosen.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, speculator: Speculator | None = None, grammars: Grammars | None = None
+    ) -> None:
         self._runner = runner
         self._speculator = speculator
+        self._grammars = grammars
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
         """Copy, compute, export and sample (see `Executor.run`).
@@ -29,6 +36,10 @@ class LocalExecutor:
         Raises:
             Exception: Whatever the model raises; out of memory for example.
         """
+        if self._grammars is not None:  # those that this process has not seen are compiled during the forward
+            for constraint in {ask.constraint for ask in work.samples if ask is not None}:
+                if constraint is not None:
+                    self._grammars.begin(constraint)
         if self._speculator is not None:
             following = np.full(len(work.samples), -1, dtype=np.int64) if work.following is None else work.following
             asked = (work.step, work.tables, work.tokens, work.samples)
@@ -39,12 +50,14 @@ class LocalExecutor:
         answers = [RowAnswer(kept=count) for count in work.step.counts.tolist()]
         asks = [(i, place, ask) for i, place in enumerate(places.tolist()) if (ask := work.samples[place]) is not None]
         if asks:
-            chosen = sample(logits[[i for i, _, _ in asks]], [ask for _, _, ask in asks])
+            chosen = sample(logits[[i for i, _, _ in asks]], [ask for _, _, ask in asks], self._grammars)
             for (_, place, _), token, record in zip(asks, chosen.tokens.tolist(), chosen.logprobs, strict=True):
                 records = () if record is None else (record,)
                 answers[place] = RowAnswer((token,), answers[place].kept, records)
         for row, fault in self._runner.faults(batch, result).items():
             answers[int(places[row])] = RowAnswer(fault=fault)
+        for place, fault in ({} if self._grammars is None else self._grammars.faults(work.samples, answers)).items():
+            answers[place] = RowAnswer(fault=fault)
         return answers
 
     def check(self) -> None:

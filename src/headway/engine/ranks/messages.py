@@ -221,7 +221,7 @@ _DECODER = msgspec.msgpack.Decoder(Message, dec_hook=_read)
 def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
     """A step without what no rank reads: rows are 0 to n - 1, tables have these rows and the columns in use.
 
-    A prompt is left out where no penalty asks for it, and an answer where it does not even count for a random number. A
+    A prompt is left out where no penalty asks for it, and an answer where no random number or constraint asks for it. A
     row with room for a draft keeps both: that is what drafters read.
     """
     step = work.step
@@ -248,4 +248,5 @@ def compact(work: StepWork, geometry: CacheGeometry) -> StepWork:
 def _needed(row: SampleRow) -> SampleRow:
     if row.params.shapes_logits:
         return row
-    return dataclasses.replace(row, prompt=_NOTHING, output=_NOTHING if row.params.greedy else row.output)
+    read = not row.params.greedy or row.constraint is not None
+    return dataclasses.replace(row, prompt=_NOTHING, output=row.output if read else _NOTHING)

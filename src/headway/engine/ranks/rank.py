@@ -33,6 +33,7 @@ from headway.engine.ranks.messages import (
     encode,
 )
 from headway.runtime.drafting.drafter import Drafter
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import IN_FORWARD, ModelRunner
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
 from headway.runtime.model.memory import default_memory
@@ -100,8 +101,14 @@ class Rank:
         groups = (*layout.groups, *(() if self._drafter is None else self._drafter.groups))
         geometry = CacheGeometry(groups, parallel, block_tokens=asked.block_tokens)
         runner = ModelRunner(self._model.model, layout, geometry, asked.blocks, asked.single_steps, self._merge)
-        speculator, measured = speculator_of(self._drafts, runner, self._drafter, asked.max_running, self._group)
-        self._executor = LocalExecutor(runner, speculator)
+        grammars = None
+        if self._rank == 0:  # which chooses the tokens
+            loaded = self._model
+            grammars = Grammars(loaded.tokenizer, layout.vocab_size, end_tokens(loaded), asked.max_running)
+        speculator, measured = speculator_of(
+            self._drafts, runner, self._drafter, asked.max_running, self._group, grammars
+        )
+        self._executor = LocalExecutor(runner, speculator, grammars)
         return Prepared(runner.arena.bytes, measured)
 
     def _run(self, work: StepWork) -> StepDone:

@@ -160,26 +160,27 @@ class Scheduler:
         self.cache.commit(step, kept, sampled, told)
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
         for request, fault in failed:
-            self._fail_not_finite(request, fault)
+            self._fail_row(request, fault)
         self._waiting.release_reached(scheduled.requests)
         running = [request for request in scheduled.requests if request.lease is not None]
         self._finish([request for request in running if self._over(request)])
         self._begin_long([request for request in running if request.lease is not None])
         return self.take_news()
 
-    def _fail_not_finite(self, request: RunningRequest, fault: RowFault) -> None:
-        """End a request whose numbers became NaN or infinite, and forget what it had them from."""
+    def _fail_row(self, request: RunningRequest, fault: RowFault) -> None:
+        """End a request that cannot be computed any further, and forget the damaged prefix that it had that from."""
         assert request.lease is not None
         namespace, place = request.lease.prompt.namespace, request.computed
         answered = request.finish_reason is not None
         self.cache.abort(self._rows([request]))
         self._stop_running(request)
-        self.counters.not_finite += 1
+        self.counters.not_finite += fault.form is None
         if fault.damaged is not None:
             self.counters.damaged_prefixes += 1
             self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
             self._forgotten.append(request.request.salt)
-        error = NotFiniteError(f"request {request.request_id}: {fault.told(place)}")
+        kind = NotFiniteError if fault.form is None else RequestFailedError
+        error = kind(f"request {request.request_id}: {fault.told(place)}")
         logger.error("%s", error)
         if answered:  # only its state was to catch up
             self._leave(request)

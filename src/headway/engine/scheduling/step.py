@@ -59,4 +59,13 @@ def scheduled_step(
 
 def _sample_row(request: RunningRequest) -> SampleRow:
     asked, params = request.request, request.request.sampling or GREEDY
-    return SampleRow(params, request.seed, asked.tokens, request.answer, request.end_tokens, bool(asked.stop))
+    return SampleRow(
+        params,
+        request.seed,
+        asked.tokens,
+        request.answer,
+        request.end_tokens,
+        bool(asked.stop),
+        asked.constraint,
+        request.order,
+    )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from headway.cache import LayerSpec
 from headway.runtime.forward.arena import Arena
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.sampling import Stream, distributions, draw, uniform
 from headway.runtime.interface import SampleRow
 
@@ -42,6 +43,7 @@ class DraftRequest:
         sample: Its prompt and answer so far, and how its tokens are chosen.
         drawn: Draw from the draft's own distribution and report it; else propose the likeliest tokens.
         tables: int32, its row of each block table of the geometry.
+        grammars: Knows the form of the answer if it must have one: a draft that has not is never verified.
     """
 
     row: int
@@ -49,6 +51,7 @@ class DraftRequest:
     sample: SampleRow
     drawn: bool
     tables: Sequence[Int32s]
+    grammars: Grammars | None = None
 
     @property
     def length(self) -> int:
@@ -129,7 +132,7 @@ class Drafter(Protocol):
 
 
 def choose(logits: torch.Tensor, requests: Sequence[DraftRequest], drafts: torch.Tensor) -> _Chosen:
-    """Choose the next token of each draft.
+    """Choose the next token of each draft, among those that the form of the answer allows.
 
     Args:
         logits: float32 [n, vocab].
@@ -139,14 +142,19 @@ def choose(logits: torch.Tensor, requests: Sequence[DraftRequest], drafts: torch
     Returns:
         The tokens, int64 [n], and the distributions, float32 [n, vocab], or None if no row is drawn.
     """
+    drawing = any(request.drawn for request in requests)
+    grammars = next((r.grammars for r in requests if r.sample.constraint is not None), None)
+    rows: list[SampleRow] = []
+    if drawing or grammars is not None:
+        written = drafts.to("cpu", torch.int32).numpy()
+        outputs = [np.concatenate([r.sample.output, w]) for r, w in zip(requests, written, strict=True)]
+        rows = [replace(r.sample, output=output) for r, output in zip(requests, outputs, strict=True)]
+    if grammars is not None:
+        logits = grammars.restrict(logits, rows, again=True)
     tokens = logits.argmax(dim=-1)
-    if not any(request.drawn for request in requests):
+    if not drawing:
         return tokens, None
     offset = drafts.shape[1]
-    written = drafts.to("cpu", torch.int32).numpy()
-    rows = [
-        replace(r.sample, output=np.concatenate([r.sample.output, w])) for r, w in zip(requests, written, strict=True)
-    ]
     found = distributions(logits, rows)
     numbers = [uniform(r.sample.seed, len(r.sample.output), Stream.DRAFT, offset) for r in requests]
     drawn = draw(found, torch.tensor(numbers, device=logits.device))

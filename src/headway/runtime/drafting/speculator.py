@@ -45,6 +45,7 @@ from headway.runtime.drafting.drafter import Drafter, DraftRequest, Observed, Pr
 from headway.runtime.drafting.features import FeatureTap
 from headway.runtime.drafting.verification import verify
 from headway.runtime.forward.batch import RunBatch, batch_of
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.plan import ForwardPlan
 from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.interface import RowAnswer, SampleRow
@@ -67,6 +68,7 @@ class Speculator:
         drafter: Proposes.
         rule: How drafts of sampled answers are judged.
         ranks: The ranks that run the same steps, if there are several.
+        grammars: Knows the forms of answers that must have one; used on rank 0 alone.
     """
 
     def __init__(
@@ -75,10 +77,12 @@ class Speculator:
         drafter: Drafter,
         rule: AcceptanceRule = AcceptanceRule.MATCH,
         ranks: Communicator | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.runner = runner
         self.drafter = drafter
         self.rule = rule
+        self.grammars = grammars
         self.agreement = Agreement(ranks, drafter.most, runner.device)
         drafter.attach(runner.arena)
         self._tap = FeatureTap(runner.model, drafter.feature_layers) if drafter.feature_layers else None
@@ -120,6 +124,8 @@ class Speculator:
         result = self.runner.run(batch, judging.judge)
         for row, fault in self.runner.faults(batch, result).items():
             judging.answers[int(places[row])] = RowAnswer(fault=fault)
+        for place, fault in ({} if self.grammars is None else self.grammars.faults(asks, judging.answers)).items():
+            judging.answers[place] = RowAnswer(fault=fault)
         return judging.answers
 
     def _propose(
@@ -137,11 +143,13 @@ class Speculator:
             if ask is not None and (room := granted - len(tokens[i])) > 0:
                 drawn = self.rule is not AcceptanceRule.MATCH and not ask.params.greedy
                 held = [table[row] for table in tables]
-                wanted.append((i, DraftRequest(int(leases[i]), min(room, self.drafter.most), ask, drawn, held)))
+                most = min(room, self.drafter.most)
+                wanted.append((i, DraftRequest(int(leases[i]), most, ask, drawn, held, self.grammars)))
         if wanted:
             requests = [request for _, request in wanted]
             made = self.agreement.on_proposals(
-                len(requests), lambda: [_usable(p) for p in self.drafter.propose(requests)]
+                len(requests),
+                lambda: [_usable(p, r) for p, r in zip(self.drafter.propose(requests), requests, strict=True)],
             )
             for (i, _), proposal in zip(wanted, made, strict=True):
                 found[i] = proposal
@@ -153,10 +161,19 @@ class Speculator:
             self._tap.close()
 
 
-def _usable(proposal: Proposal) -> Proposal:
-    """The proposal; none where the drafter's opinion of it is NaN, from which nothing could be learned."""
-    opinion = proposal.confidence
-    return proposal if opinion is None or np.isfinite(opinion).all() else _NO_DRAFT
+def _usable(proposal: Proposal, request: DraftRequest) -> Proposal:
+    """The proposal as far as the form of the answer allows it.
+
+    None where the drafter's opinion of it is NaN, from which nothing could be learned.
+    """
+    opinion, drawn = proposal.confidence, proposal.distribution
+    if opinion is not None and not np.isfinite(opinion).all():
+        return _NO_DRAFT
+    if request.grammars is None or request.sample.constraint is None:
+        return proposal
+    # What was drawn was drawn from what is allowed (`choose`), so that a cut bends no distribution.
+    count = request.grammars.allowed(request.sample, proposal.tokens)
+    return replace(proposal, tokens=proposal.tokens[:count], distribution=None if drawn is None else drawn[:count])
 
 
 class _Judging:
@@ -217,6 +234,7 @@ class _Judging:
                 [logits[i] for i, _ in asked],
                 [ask for _, place in asked if (ask := self._asks[place]) is not None],
                 [self._proposals[place] for _, place in asked],
+                self._speculator.grammars,
             ),
         )
 

@@ -10,6 +10,7 @@ import torch
 
 from headway.runtime.drafting.acceptance import AcceptanceRule, accept, one_hot
 from headway.runtime.drafting.drafter import Proposal
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.sampling import Stream, distributions, draw, sample, token_logprobs, uniform
 from headway.runtime.interface import RowAnswer, SampleRow, TokenLogprob
 
@@ -17,7 +18,11 @@ __all__ = ["verify"]
 
 
 def verify(
-    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]
+    rule: AcceptanceRule,
+    logits: Sequence[torch.Tensor],
+    asks: Sequence[SampleRow],
+    proposals: Sequence[Proposal],
+    grammars: Grammars | None = None,
 ) -> list[RowAnswer]:
     """Judge the drafts of some rows.
 
@@ -26,6 +31,7 @@ def verify(
         logits: One float32 [tokens, vocab] a row; the last k + 1 belong to a draft of k tokens.
         asks: One per row: its prompt and answer so far, and how to choose.
         proposals: One per row; an empty one where there is no draft.
+        grammars: Knows the forms of answers that must have one.
 
     Returns:
         One per row: accepted drafts and one token more, or fewer where one of them ends the answer. What is kept of the
@@ -40,17 +46,22 @@ def verify(
     for length, rows in [(0, matched), *drawn.items()]:
         if rows:
             picked = [logits[i] for i in rows], [asks[i] for i in rows], [proposals[i] for i in rows]
-            made = _draw(rule, *picked) if length else _match(*picked)
+            made = _draw(rule, *picked, grammars) if length else _match(*picked, grammars)
             for i, judgement in zip(rows, made, strict=True):
                 found[i] = judgement
     return [judgement for judgement in found if judgement is not None]
 
 
-def _match(logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]) -> list[RowAnswer]:
+def _match(
+    logits: Sequence[torch.Tensor],
+    asks: Sequence[SampleRow],
+    proposals: Sequence[Proposal],
+    grammars: Grammars | None,
+) -> list[RowAnswer]:
     """The target chooses at every place as it would without drafts; they count as far as they say the same."""
     places = [_places(ask, proposal) for ask, proposal in zip(asks, proposals, strict=True)]
     parts = [row[-len(p) :] for row, p in zip(logits, places, strict=True)]
-    chosen = sample(torch.cat(parts), [row for p in places for row in p])
+    chosen = sample(torch.cat(parts), [row for p in places for row in p], grammars)
     judgements, begin = [], 0
     for ask, proposal, at in zip(asks, proposals, places, strict=True):
         tokens = chosen.tokens[begin : begin + len(at)]
@@ -63,13 +74,20 @@ def _match(logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals:
 
 
 def _draw(
-    rule: AcceptanceRule, logits: Sequence[torch.Tensor], asks: Sequence[SampleRow], proposals: Sequence[Proposal]
+    rule: AcceptanceRule,
+    logits: Sequence[torch.Tensor],
+    asks: Sequence[SampleRow],
+    proposals: Sequence[Proposal],
+    grammars: Grammars | None,
 ) -> list[RowAnswer]:
     """Judge drafts of equal length by their distributions."""
     device, vocab = logits[0].device, logits[0].shape[-1]
     length = len(proposals[0].tokens)
     places = [row for ask, proposal in zip(asks, proposals, strict=True) for row in _places(ask, proposal)]
-    target = distributions(torch.cat([row[-length - 1 :] for row in logits]), places).view(-1, length + 1, vocab)
+    own = torch.cat([row[-length - 1 :] for row in logits])
+    if grammars is not None:
+        own = grammars.restrict(own, places)
+    target = distributions(own, places).view(-1, length + 1, vocab)
     tokens = torch.from_numpy(np.stack([p.tokens for p in proposals]).astype(np.int64)).to(device)
     draft = torch.stack(
         [
@@ -83,11 +101,13 @@ def _draw(
     rest = [_number(ask, Stream.REST, count) for ask, count in zip(asks, counts, strict=True)]
     last = draw(outcome.rest, torch.tensor(rest, device=device)).tolist()
     judgements = []
-    for row, ask, proposal, count, token in zip(logits, asks, proposals, counts, last, strict=True):
+    for row, ask, proposal, count, token in zip(
+        torch.split(own, length + 1), asks, proposals, counts, last, strict=True
+    ):
         chosen = [*proposal.tokens[:count].tolist(), token]
         top, records = ask.params.logprobs, list[TokenLogprob]()
         if top is not None:
-            records = token_logprobs(row[-length - 1 :][: count + 1], chosen, min(top, vocab))
+            records = token_logprobs(row[: count + 1], chosen, min(top, vocab))
         judgements.append(_judgement(ask, chosen, records))
     return judgements
 

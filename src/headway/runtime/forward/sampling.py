@@ -7,6 +7,7 @@ Rejected: one generator per request, whose state would have to survive preemptio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headway.runtime.forward.grammars import Grammars
 from headway.runtime.interface import SampleRow, SamplingParams, TokenLogprob
 
 __all__ = [
@@ -46,13 +48,16 @@ class Sampled:
     logprobs: tuple[TokenLogprob | None, ...]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], grammars: Grammars | None = None) -> Sampled:
     """Choose the next token of every row.
 
     Args:
         logits: float32 [n, vocab]. Not changed.
         rows: One record per row.
+        grammars: Knows the forms of answers that must have one; None where none does.
     """
+    if grammars is not None:
+        logits = grammars.restrict(logits, rows)
     shaped = _shape(logits, rows)
     tokens = shaped.argmax(dim=-1)
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
@@ -69,7 +74,7 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
     Args:
         logits: float32 [n, vocab]; row i is what the model expects in the place of token i.
         tokens: n token ids.
-        top: How many of the most likely tokens to report with each.
+        top: How many of the most likely tokens to report with each, as far as there are any.
     """
     if not len(tokens):
         return []
@@ -77,7 +82,10 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
     chosen = torch.tensor([int(token) for token in tokens], device=logits.device)[:, None]
     own = all_logprobs.gather(1, chosen)[:, 0].tolist()
     values, ids = all_logprobs.topk(top, dim=-1)
-    pairs = [tuple(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+    pairs = [
+        tuple((i, v) for i, v in zip(*row, strict=True) if v > -math.inf)  # the rest is not allowed
+        for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
     return [TokenLogprob(int(t), p, best) for t, p, best in zip(tokens, own, pairs, strict=True)]
 
 
