@@ -28,10 +28,13 @@ class CharTokenizer:
     has_chat_template = True
     longest_token = 4  # of one character, but no tokenizer has to know its own well
 
+    def template_knows(self, name: str) -> bool:
+        return name == "before"
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [max(1, ALPHABET.find(sign) + 1) for sign in text]
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return "".join(ALPHABET[t - 1] for t in tokens if t != EOS)
 
     def piece(self, token: int) -> bytes:
@@ -63,7 +66,7 @@ class ByteTokenizer(CharTokenizer):
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return bytes(t for t in tokens if t != EOS).decode(errors="replace")
 
     def piece(self, token: int) -> bytes:

@@ -27,11 +27,14 @@ class TextTokenizer(Protocol):
     def has_chat_template(self) -> bool:
         """Whether `render` works."""
 
+    def template_knows(self, name: str) -> bool:
+        """Whether the chat template reads a variable."""
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`; with `special` what the model expects around a whole text is added."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, special tokens left out."""
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of `tokens`; with `special` that of special tokens too, which are left out else."""
 
     def piece(self, token: int) -> bytes:
         """The bytes that one token stands for."""
@@ -57,9 +60,19 @@ class HubTokenizer:
         self._byte_level = "ByteLevel" in str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", ""))
 
     @property
+    def template(self) -> str:
+        """The chat template; of several, all of them."""
+        given = getattr(self._tokenizer, "chat_template", None) or ""
+        return given if isinstance(given, str) else "\n".join(given.values())
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the tokenizer came with a chat template."""
-        return bool(getattr(self._tokenizer, "chat_template", None))
+        return bool(self.template)
+
+    def template_knows(self, name: str) -> bool:
+        """Whether the chat template names a variable."""
+        return re.search(rf"\b{re.escape(name)}\b", self.template) is not None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`."""
@@ -74,9 +87,11 @@ class HubTokenizer:
         ids: list[int] = said["input_ids"]
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, special tokens left out."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of `tokens`."""
+        return str(
+            self._tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
 
     def piece(self, token: int) -> bytes:
         """The bytes that one token stands for."""

@@ -44,18 +44,21 @@ class Choice:
         text: Its text.
         logprobs: Log probabilities of its tokens.
         result: How it ended, once it has.
+        prompt_logprobs: Log probabilities of the prompt's tokens from the second on, where they were asked for.
     """
 
     index: int
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     result: RequestResult | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, delta: Delta) -> None:
         """Append what a step added."""
         self.text += delta.text
         self.logprobs += delta.logprobs
         self.result = delta.result or self.result
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
 
 
 class Format(Protocol):
@@ -148,24 +151,27 @@ class CompletionFormat:
     """`/v1/completions`.
 
     Attributes:
-        echoes: One per choice: the prompt's text to put before the answer, or "".
+        echoes: One per prompt: its tokens and its text, to put before each of its answers; empty for no echo.
+        answers: Answers to each prompt.
     """
 
     model: str
     tokenizer: TextTokenizer
     with_logprobs: bool
-    echoes: Sequence[str]
+    echoes: Sequence[tuple[Sequence[int], str]]
+    answers: int = 1
     identity: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict)
+    _scores: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
 
     def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
         written = [
             {
                 "index": choice.index,
-                "text": self.echoes[choice.index] + choice.text,
-                "logprobs": self._logprobs(choice.index, choice.logprobs),
+                "text": self._echo(choice.index) + choice.text,
+                "logprobs": self._logprobs(choice.index, choice.logprobs, choice.prompt_logprobs),
                 "finish_reason": choice.result.finish_reason if choice.result else None,
             }
             for choice in choices
@@ -174,17 +180,18 @@ class CompletionFormat:
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk that repeats the prompt, if that was asked for."""
-        if not self.echoes[index]:
+        if not self._echo(index) or self.with_logprobs:  # with log probabilities the first chunk repeats it
             return None
-        choice = {"index": index, "text": self.echoes[index], "logprobs": None, "finish_reason": None}
+        choice = {"index": index, "text": self._echo(index), "logprobs": None, "finish_reason": None}
         return self._frame([choice])
 
     def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
         """The chunk that adds `delta` to answer `index`."""
+        begins = self.with_logprobs and index not in self._offsets
         choice = {
             "index": index,
-            "text": delta.text,
-            "logprobs": self._logprobs(index, delta.logprobs),
+            "text": self._echo(index) + delta.text if begins else delta.text,
+            "logprobs": self._logprobs(index, delta.logprobs, delta.prompt_logprobs),
             "finish_reason": delta.result.finish_reason if delta.result else None,
         }
         return self._frame([choice])
@@ -203,24 +210,31 @@ class CompletionFormat:
             "choices": choices,
         }
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _echo(self, index: int) -> str:
+        return self.echoes[index // self.answers][1] if self.echoes else ""
+
+    def _logprobs(
+        self, index: int, logprobs: Sequence[TokenLogprob], of_prompt: Sequence[TokenLogprob]
+    ) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        texts = [self._text(entry.token) for entry in logprobs]
+        written: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        entries, prompt = list(logprobs), index // self.answers
         offset = self._offsets.get(index, 0)
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
+        if self.echoes and index not in self._offsets:  # the first answer to a prompt has told them
+            entries = [*self._scores.setdefault(prompt, of_prompt), *logprobs]
+            first = self._text(self.echoes[prompt][0][0])
+            for name, value in zip(written, (first, None, None, offset), strict=True):
+                written[name].append(value)
+            offset += len(first)
+        for entry in entries:
+            text, top = self._text(entry.token), {self._text(t): max(_LOWEST_LOGPROB, value) for t, value in entry.top}
+            values = (text, max(_LOWEST_LOGPROB, entry.logprob), top, offset)
+            for name, value in zip(written, values, strict=True):
+                written[name].append(value)
             offset += len(text)
         self._offsets[index] = offset
-        return {
-            "tokens": texts,
-            "token_logprobs": [max(_LOWEST_LOGPROB, entry.logprob) for entry in logprobs],
-            "top_logprobs": [
-                {self._text(token): max(_LOWEST_LOGPROB, value) for token, value in entry.top} for entry in logprobs
-            ],
-            "text_offset": offsets,
-        }
+        return written
 
     def _text(self, token: int) -> str:
         return _written(self.tokenizer.piece(token))

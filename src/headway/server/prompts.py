@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from headway.engine.tokenizer import TextTokenizer
 from headway.errors import RequestError
 from headway.server.answers import GivenAnswer, GivenAnswers
-from headway.server.protocol import ChatRequest, CompletionRequest, Message
+from headway.server.chat.conversation import Conversation, conversation_of
+from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.tell.prompt_text import common_start
 
-__all__ = ["OwnAnswer", "PreparedPrompt", "plain_message", "prepare_chat", "prepare_completions"]
+__all__ = ["OwnAnswer", "PreparedPrompt", "prepare_chat", "prepare_completions"]
 
 _MAX_ANSWERS = 256
 """Answers that one request may ask for."""
@@ -41,25 +42,6 @@ _MORE = "more"
 """Stands for a part behind the marked one."""
 _MAX_MISMATCHES = 4
 """Ends inside a token after which no more are looked for: each makes the next stretch to tokenise longer."""
-# Options of transformers' function itself. The template above all: it is a program, and clients do not choose programs.
-_TAKEN_OPTIONS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -89,6 +71,7 @@ class PreparedPrompt:
         boundaries: Ends of messages, in tokens, ascending.
         breakpoints: Positions that the client marked, in tokens, ascending.
         answers: Answers in it of which the ids are a question, ascending.
+        cut: Tokens in front of it that `truncate_prompt_tokens` took away.
     """
 
     tokens: NDArray[np.int32]
@@ -96,6 +79,7 @@ class PreparedPrompt:
     boundaries: tuple[int, ...] = ()
     breakpoints: tuple[int, ...] = ()
     answers: tuple[OwnAnswer, ...] = ()
+    cut: int = 0
 
 
 def prepare_completions(
@@ -120,10 +104,12 @@ def prepare_completions(
         raise RequestError("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if len(prompts) * (request.n or 1) > _MAX_ANSWERS:
         raise RequestError(f"more than {_MAX_ANSWERS} answers in one request; send several", "prompt")
+    keep = _tokens_to_keep(request, longest)
     for text in prompts:
-        if isinstance(text, str):
+        if isinstance(text, str) and keep is None:
             _refuse_by_length(text, tokenizer, longest, "prompt")
-    return [_prepare_text(prompt, request, tokenizer, answered) for prompt in prompts]
+    prepared = (_prepare_text(prompt, request, tokenizer, answered) for prompt in prompts)
+    return [_cut(prompt, keep, tokenizer if request.echo else None) for prompt in prepared]
 
 
 def prepare_chat(
@@ -142,22 +128,44 @@ def prepare_chat(
     """
     if not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template; use /v1/completions", "messages", "chat_template_missing")
-    options = _template_options(request)
-    _refuse_many_marks(request.messages)
-    messages = [plain_message(message, message.parts()) for message in request.messages]
+    asked, keep = conversation_of(request, tokenizer), _tokens_to_keep(request, longest)
+    _refuse_many_marks(request)
     try:
-        text = tokenizer.render(messages, answer=True, options=options)
+        text = asked.render(tokenizer)
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
-    _refuse_by_length(text, tokenizer, longest, "messages")
-    written = _write(text, tokenizer, request.cache_salt or "", answered)
+    if keep is None:
+        _refuse_by_length(text, tokenizer, longest, "messages")
+    special = bool(request.add_special_tokens)
+    written = _write(text, tokenizer, request.cache_salt or "", answered, special=special)
     tokens = np.array(written.tokens, dtype=np.int32)
     if longest is not None and len(tokens) > longest:
-        return PreparedPrompt(tokens, text)
-    ends = _message_ends(messages, text, tokenizer, options)
-    marks = _marked_ends(request.messages, messages, text, tokenizer, options)
+        return _cut(PreparedPrompt(tokens, text), keep, None)
+    ends = _message_ends(asked, text, tokenizer) | _tools_end(asked, text, tokenizer)
+    marks = _marked_ends(request, asked, text, tokenizer)
     boundaries, breakpoints = _positions(text, written, ends, marks, tokenizer)
-    return PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers)
+    return _cut(PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers), keep, None)
+
+
+def _tokens_to_keep(request: GenerationFields, longest: int | None) -> int | None:
+    """How many last tokens of a prompt are kept (`truncate_prompt_tokens`); None for all."""
+    wanted = request.truncate_prompt_tokens
+    answer = request.max_tokens or getattr(request, "max_completion_tokens", None) or 1
+    room = None if longest is None else max(1, longest - answer)
+    return room if wanted == -1 else wanted
+
+
+def _cut(prompt: PreparedPrompt, keep: int | None, tokenizer: TextTokenizer | None) -> PreparedPrompt:
+    """The last `keep` tokens of a prompt; `tokenizer` writes them as text where that is wanted."""
+    cut = 0 if keep is None else len(prompt.tokens) - keep
+    if cut <= 0:
+        return prompt
+    tokens = prompt.tokens[cut:]
+    boundaries, breakpoints = (
+        tuple(place - cut for place in places if place > cut) for places in (prompt.boundaries, prompt.breakpoints)
+    )
+    text = "" if tokenizer is None else tokenizer.decode(tokens.tolist())
+    return PreparedPrompt(tokens, text, boundaries, breakpoints, cut=cut)
 
 
 def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, field: str) -> None:
@@ -172,10 +180,10 @@ def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, 
         )
 
 
-def _refuse_many_marks(messages: Sequence[Message]) -> None:
-    marks = sum(message.cache_control is not None for message in messages)
-    for message in messages:
-        if not isinstance(message.content, str):
+def _refuse_many_marks(request: ChatRequest) -> None:
+    marks = sum(one.cache_control is not None for one in (*request.messages, *(request.tools or ())))
+    for message in request.messages:
+        if isinstance(message.content, list):
             marks += sum(part.cache_control is not None for part in message.content)
     if marks > _MAX_MARKS:
         raise RequestError(
@@ -185,19 +193,12 @@ def _refuse_many_marks(messages: Sequence[Message]) -> None:
         )
 
 
-def _template_options(request: ChatRequest) -> Mapping[str, Any]:
-    options = request.chat_template_kwargs or {}
-    taken = sorted(_TAKEN_OPTIONS & options.keys())
-    if taken:
-        raise RequestError(f"chat_template_kwargs may not set {', '.join(taken)}", "chat_template_kwargs")
-    return options
-
-
 def _prepare_text(
     prompt: str | list[int], request: CompletionRequest, tokenizer: TextTokenizer, answered: GivenAnswers | None
 ) -> PreparedPrompt:
     if isinstance(prompt, str):
-        written = _write(prompt, tokenizer, request.cache_salt or "", answered, special=True)
+        special = request.add_special_tokens is not False
+        written = _write(prompt, tokenizer, request.cache_salt or "", answered, special=special)
         return PreparedPrompt(np.array(written.tokens, dtype=np.int32), prompt, answers=written.answers)
     if any(not 0 <= token < 2**31 for token in prompt):
         raise RequestError("a token id is negative or too large", "prompt", "invalid_token")
@@ -268,55 +269,49 @@ def _stands_alone(text: str, tokenizer: TextTokenizer) -> bool:
     return tokenizer.encode("x" + head) == tokenizer.encode("x") + tokenizer.encode(head)
 
 
-def plain_message(message: Message, parts: Sequence[str]) -> dict[str, Any]:
-    """A message as templates expect it."""
-    role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": "\n".join(parts)}
-    return plain if message.name is None else plain | {"name": message.name}
-
-
-def _try_render(
-    messages: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer, options: Mapping[str, Any]
-) -> str | None:
-    """The text of a part of the conversation, or None: some templates refuse one that ends in the middle."""
-    try:
-        return tokenizer.render(messages, answer=False, options=options)
-    except Exception:
-        return None
-
-
-def _message_ends(
-    messages: Sequence[Mapping[str, Any]], text: str, tokenizer: TextTokenizer, options: Mapping[str, Any]
-) -> set[int]:
+def _message_ends(asked: Conversation, text: str, tokenizer: TextTokenizer) -> set[int]:
     """Where messages end, as offsets into `text`."""
-    count = len(messages)
+    count = len(asked.messages)
     wanted = {*range(1, min(count, _FIRST_BOUNDARIES) + 1), *range(max(1, count - _LAST_BOUNDARIES + 1), count + 1)}
-    rendered = (_try_render(messages[:end], tokenizer, options) for end in sorted(wanted))
+    rendered = (asked.part(tokenizer, asked.messages[:end]) for end in sorted(wanted))
     return {len(part) for part in rendered if part and text.startswith(part)}
 
 
-def _marked_ends(
-    given: Sequence[Message],
-    messages: Sequence[Mapping[str, Any]],
-    text: str,
-    tokenizer: TextTokenizer,
-    options: Mapping[str, Any],
-) -> dict[int, str]:
+def _tools_end(asked: Conversation, text: str, tokenizer: TextTokenizer) -> set[int]:
+    """Where the definitions of the tools end, and other conversations with the same tools part from this one.
+
+    Nowhere if the template writes them behind the first message's text, or not at all.
+    """
+    if not asked.tools:
+        return set()
+    first, rest = asked.messages[0], asked.messages[1:]
+    other = asked.part(tokenizer, [{**first, "content": _MORE if first["content"] != _MORE else ""}, *rest])
+    more = replace(asked, tools=[*asked.tools, asked.tools[-1]]).part(tokenizer, asked.messages)
+    listed, end = common_start(more or text, text), common_start(other or "", text)
+    return {end} if 0 < listed <= end < len(text) else set()
+
+
+def _marked_ends(request: ChatRequest, asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, str]:
     """Where the texts end that the client marked, as offsets into `text`, and what would follow if they went on."""
     ends: dict[int, str] = {}
-    for i, message in enumerate(given):
-        cuts = [] if message.cache_control is None else [len(message.parts())]
-        if not isinstance(message.content, str):
+
+    def mark(closed: str | None, going_on: str | None) -> None:
+        end = min(common_start(closed or "", text), common_start(closed or "", going_on or ""))
+        if end:
+            ends[end] = (going_on or "")[end : end + len(_MORE) + 1]
+
+    for i, tool in enumerate(request.tools or (), start=1):
+        if tool.cache_control is not None:
+            listed = (replace(asked, tools=[*asked.tools[:i], *more]) for more in ((), asked.tools[:1]))
+            mark(*(one.part(tokenizer, asked.messages) for one in listed))
+    for i, message in enumerate(request.messages):
+        parts = message.parts()
+        cuts = [] if message.cache_control is None else [len(parts)]
+        if isinstance(message.content, list):
             cuts += [j for j, part in enumerate(message.content, start=1) if part.cache_control is not None]
         for cut in cuts:
-            parts = message.parts()[:cut]
-            closed, open_ = (
-                _try_render([*messages[:i], plain_message(message, [*parts, *more])], tokenizer, options) or ""
-                for more in ((), (_MORE,))
-            )
-            end = min(common_start(closed, text), common_start(closed, open_))
-            if end:
-                ends[end] = open_[end : end + len(_MORE) + 1]
+            said = ("\n".join([*parts[:cut], *more]) for more in ((), (_MORE,)))
+            mark(*(asked.part(tokenizer, [*asked.messages[:i], {**asked.messages[i], "content": one}]) for one in said))
     return ends
 
 

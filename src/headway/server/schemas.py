@@ -118,8 +118,8 @@ class CompletionLogprobs(_Answer):
     """Log probabilities of a plain answer."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -34,12 +34,16 @@ from headway.server.pins import PinIds
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
+from headway.server.records import ignored_fields
 from headway.server.report import headway_report, prompt_text
 from headway.server.tokenizing import TokenizingThreads
 
 __all__ = ["GenerationService", "ServerOptions"]
 
 logger = logging.getLogger(__name__)
+
+_MOST_IGNORED = 256
+"""Fields that the log names."""
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=GenerationFields)
@@ -58,6 +62,7 @@ class ServerOptions:
         salt_by_key: Requests share prefixes with those of the same key only.
         restore_answers: Prompts that send an answer back as text get the ids that it was given in.
         client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
+        strict: Fields that are not known are refused, not ignored.
     """
 
     model_name: str
@@ -68,6 +73,7 @@ class ServerOptions:
     salt_by_key: bool = False
     restore_answers: bool = True
     client_timeout: float = 60.0
+    strict: bool = False
 
 
 @dataclass
@@ -120,6 +126,7 @@ class GenerationService:
         self._tokenizer = tokenizer
         self._tokenizing = TokenizingThreads()
         self.pins = PinIds(engine)
+        self._ignored: set[str] = set()
 
     def close(self) -> None:
         """Stop the threads that tokenise."""
@@ -151,9 +158,17 @@ class GenerationService:
         prompts = await self._tokenize(
             lambda: prepare_completions(body, self._tokenizer, longest, self.answers), size, body, http
         )
-        echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
-        form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
+        echoes = [(prompt.tokens.tolist(), prompt.text) for prompt in prompts] if body.echo else []
+        name, scored = self.options.model_name, body.logprobs is not None
+        form = CompletionFormat(name, self._tokenizer, scored, echoes, body.n or 1)
         return await self._answer(body, prompts, form, http)
+
+    def _log_ignored(self, names: Sequence[str]) -> None:
+        """One line for each field, when it comes for the first time."""
+        new = [name for name in names if name not in self._ignored][: _MOST_IGNORED - len(self._ignored)]
+        if new:
+            self._ignored.update(new)
+            logger.info("ignored, here and in later requests: %s", ", ".join(new))
 
     def _admit(self, body: BodyT, http: Request) -> BodyT:
         """Check what the options of the server have a say in; a key's own salt becomes part of the request's."""
@@ -200,6 +215,9 @@ class GenerationService:
     ) -> dict[str, Any]:
         """What the client is told beside the answers to a prompt: what became of its pin, and why, if it asked."""
         told = self.pins.tell(answers)
+        if ignored := ignored_fields(body):
+            self._log_ignored(ignored)
+            told |= {"ignored": ignored}
         if not body.headway.explain:
             return told
         everything, in_full = self.options.explain == "all", self._tells_in_full(body)
@@ -237,7 +255,7 @@ class GenerationService:
         except BaseException:
             _abort(handles)
             raise
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         job = _Job(form, prompts, handles, partial(self._tell, body), include_usage)
         if body.stream:
             return _EventStream(job)

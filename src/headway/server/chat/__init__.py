@@ -1,0 +1,1 @@
+"""Conversations: messages and tools as clients send them, as templates get them, and as models write them."""
