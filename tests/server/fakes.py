@@ -46,6 +46,8 @@ class CharTokenizer:
         if messages[0]["role"] == "assistant":
             raise ValueError("a conversation cannot begin with an answer")
         text = "".join(f"<{m['role']}>{m['content']}</>" for m in messages)
+        if (options or {}).get("continue_final_message"):
+            return text.removesuffix("</>")
         return text + (options or {}).get("before", "") + ("<assistant>" if answer else "")
 
 

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
@@ -218,23 +219,17 @@ class CompletionFormat:
     ) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        written: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        entries, prompt = list(logprobs), index // self.answers
-        offset = self._offsets.get(index, 0)
+        entries, prompt, rows = list(logprobs), index // self.answers, list[tuple[Any, ...]]()
         if self.echoes and index not in self._offsets:  # the first answer to a prompt has told them
             entries = [*self._scores.setdefault(prompt, of_prompt), *logprobs]
-            first = self._text(self.echoes[prompt][0][0])
-            for name, value in zip(written, (first, None, None, offset), strict=True):
-                written[name].append(value)
-            offset += len(first)
+            rows.append((self._text(self.echoes[prompt][0][0]), None, None))
         for entry in entries:
-            text, top = self._text(entry.token), {self._text(t): max(_LOWEST_LOGPROB, value) for t, value in entry.top}
-            values = (text, max(_LOWEST_LOGPROB, entry.logprob), top, offset)
-            for name, value in zip(written, values, strict=True):
-                written[name].append(value)
-            offset += len(text)
-        self._offsets[index] = offset
-        return written
+            top = {self._text(token): max(_LOWEST_LOGPROB, value) for token, value in entry.top}
+            rows.append((self._text(entry.token), max(_LOWEST_LOGPROB, entry.logprob), top))
+        offsets = list(accumulate((len(row[0]) for row in rows), initial=self._offsets.get(index, 0)))
+        self._offsets[index] = offsets.pop()
+        names = ("tokens", "token_logprobs", "top_logprobs")
+        return {name: [row[i] for row in rows] for i, name in enumerate(names)} | {"text_offset": offsets}
 
     def _text(self, token: int) -> str:
         return _written(self.tokenizer.piece(token))

@@ -267,7 +267,7 @@ def _check_message(message: dict[str, Any], content: Any, where: str) -> None:
         )
     if content is None and message.get("role") != "assistant":
         raise RequestError(f"{where}.content is missing", f"{where}.content", "missing_required_parameter")
-    foreign = [(f"{where}.audio", "audio")] if message.get("audio") else []
+    foreign: list[tuple[str, Any]] = [(f"{where}.audio", "audio")] if message.get("audio") else []
     for j, part in enumerate(content if isinstance(content, list) else []):
         foreign += [(f"{where}.content[{j}]", part.get("type") if isinstance(part, dict) else None)]
     for place, kind in foreign:

@@ -7,7 +7,7 @@ template made of the messages. Where a message ends is found by rendering the co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
@@ -18,7 +18,7 @@ from headway.sizes import counted
 
 __all__ = ["Change", "Place", "PromptText", "common_start"]
 
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[dict[str, Any]]
 
 _AROUND = 24
 """Characters that are shown on each side of a position."""
@@ -173,9 +173,9 @@ class PromptText:
         """Characters of the text up to the end of a message's content; None where the template hides it."""
         if self._render is None:
             return None
-        marked = [dict(message) for message in self.messages]
+        marked = [*self.messages]
         try:
-            marked[index] |= {"content": _marked(marked[index]["content"])}
+            marked[index] = marked[index] | {"content": _marked(marked[index]["content"])}
             rendered = self._render(marked)
         except Exception:  # a template may refuse what it does not know
             return None

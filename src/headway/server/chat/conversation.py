@@ -64,7 +64,7 @@ class Conversation:
         continued: Whether its text ends inside the last message, which the model goes on with.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[dict[str, Any]]
     options: Mapping[str, Any]
     tools: Sequence[Mapping[str, Any]] = ()
     answer: bool = True
@@ -83,7 +83,7 @@ class Conversation:
             options["continue_final_message"] = True
         return tokenizer.render(self.messages, answer=self.answer, options=options)
 
-    def part(self, tokenizer: TextTokenizer, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    def part(self, tokenizer: TextTokenizer, messages: Sequence[dict[str, Any]]) -> str | None:
         """The text of a part of it, or None: some templates refuse one that ends in the middle."""
         try:
             return replace(self, messages=messages, answer=False, continued=False).render(tokenizer)

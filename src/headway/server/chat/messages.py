@@ -12,9 +12,18 @@ from pydantic import Field, StringConstraints, model_validator
 
 from headway.server.records import Record
 
-__all__ = ["CacheControl", "Function", "Message", "NamedFunction", "NamedTool", "TextPart", "Tool", "ToolCall"]
+__all__ = [
+    "CacheControl",
+    "CalledFunction",
+    "Function",
+    "Message",
+    "NamedFunction",
+    "NamedTool",
+    "TextPart",
+    "Tool",
+    "ToolCall",
+]
 
-_MAX_TOOLS = 1024
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
