@@ -24,6 +24,18 @@ class TextTokenizer(Protocol):
         """See above."""
 
     @property
+    def template(self) -> str:
+        """The chat template, or templates; empty for none."""
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How the model writes its answers, in transformers' language, if that came with the tokenizer."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The special tokens by their text."""
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `render` works."""
 
@@ -56,6 +68,8 @@ class HubTokenizer:
         self._tokenizer = tokenizer
         self._turn = contextlib.nullcontext() if getattr(tokenizer, "is_fast", False) else threading.Lock()
         self.longest_token = _longest_token(tokenizer)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+        self.special_tokens = {str(token): number for number, token in added if token.special}
         self._special = frozenset(tokenizer.all_special_ids)
         self._byte_level = "ByteLevel" in str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", ""))
 
@@ -64,6 +78,12 @@ class HubTokenizer:
         """The chat template; of several, all of them."""
         given = getattr(self._tokenizer, "chat_template", None) or ""
         return given if isinstance(given, str) else "\n".join(given.values())
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """What came with the tokenizer."""
+        found: Mapping[str, Any] | None = getattr(self._tokenizer, "response_template", None)
+        return found
 
     @property
     def has_chat_template(self) -> bool:

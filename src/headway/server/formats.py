@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
+from headway.server.chat.reading import AnswerForm, ReadAnswer
 
 __all__ = ["ChatFormat", "Choice", "CompletionFormat", "Format", "usage"]
 
@@ -65,14 +66,18 @@ class Choice:
 class Format(Protocol):
     """How one endpoint writes answers."""
 
+    @property
+    def reads_special(self) -> bool:
+        """Whether it is to get the special tokens of answers as text."""
+
     def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The first chunk of answer `index`, or None if the endpoint has none."""
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
-        """The chunk that adds `delta` to answer `index`."""
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
+        """The chunk that adds `delta` to answer `index`, or None while there is nothing to show."""
 
     def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The chunk without answers that carries the usage."""
@@ -80,25 +85,44 @@ class Format(Protocol):
 
 @dataclass
 class ChatFormat:
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`.
+
+    Attributes:
+        form: How the model writes its answers; None if they are nothing but text.
+    """
 
     model: str
     tokenizer: TextTokenizer
     with_logprobs: bool
+    form: AnswerForm | None = None
     identity: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
+    _answers: dict[int, ReadAnswer] = field(default_factory=dict)
+
+    @property
+    def reads_special(self) -> bool:
+        """They say which part of an answer is which."""
+        return self.form is not None
 
     def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
-        written = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice.logprobs),
-                "finish_reason": choice.result.finish_reason if choice.result else None,
-            }
-            for choice in choices
-        ]
+        written = []
+        for choice in choices:
+            answer = ReadAnswer(self.form)
+            piece = answer.read(choice.text, ended=True)
+            message = {"role": "assistant", "content": piece.content, "refusal": None}
+            if piece.reasoning:
+                message["reasoning_content"] = piece.reasoning
+            if piece.calls:
+                message |= {"content": piece.content or None, "tool_calls": [call.written() for call in piece.calls]}
+            written.append(
+                {
+                    "index": choice.index,
+                    "message": message,
+                    "logprobs": self._logprobs(choice.logprobs),
+                    "finish_reason": answer.finish_reason(choice.result),
+                }
+            )
         return self._frame("chat.completion", written) | {"usage": counts}
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -106,13 +130,22 @@ class ChatFormat:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """The chunk that adds `delta` to answer `index`."""
+        answer = self._answers.setdefault(index, ReadAnswer(self.form))
+        first = len(answer.calls)
+        piece = answer.read(delta.text, ended=delta.result is not None)
+        if not (piece or delta.result or (self.with_logprobs and delta.logprobs)):
+            return None
+        added: dict[str, Any] = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+        added |= {"content": piece.content} if piece.content or not (piece or delta.result) else {}
+        if piece.calls:
+            added["tool_calls"] = [{"index": i} | call.written() for i, call in enumerate(piece.calls, first)]
         choice = {
             "index": index,
-            "delta": {"content": delta.text} if delta.text or not delta.result else {},
+            "delta": added,
             "logprobs": self._logprobs(delta.logprobs),
-            "finish_reason": delta.result.finish_reason if delta.result else None,
+            "finish_reason": answer.finish_reason(delta.result),
         }
         return self._chunk([choice])
 
@@ -165,6 +198,7 @@ class CompletionFormat:
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict)
     _scores: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
+    reads_special = False
 
     def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
@@ -186,8 +220,10 @@ class CompletionFormat:
         choice = {"index": index, "text": self._echo(index), "logprobs": None, "finish_reason": None}
         return self._frame([choice])
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """The chunk that adds `delta` to answer `index`."""
+        if not (delta.text or delta.logprobs or delta.result):
+            return None
         begins = self.with_logprobs and index not in self._offsets
         choice = {
             "index": index,

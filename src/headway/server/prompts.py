@@ -40,6 +40,7 @@ _HEAD = 32
 """Characters by which it is seen how a tokenizer writes the beginning of a text."""
 _MORE = "more"
 """Stands for a part behind the marked one."""
+_THINK = "<think>"
 _MAX_MISMATCHES = 4
 """Ends inside a token after which no more are looked for: each makes the next stretch to tokenise longer."""
 
@@ -72,6 +73,8 @@ class PreparedPrompt:
         breakpoints: Positions that the client marked, in tokens, ascending.
         answers: Answers in it of which the ids are a question, ascending.
         cut: Tokens in front of it that `truncate_prompt_tokens` took away.
+        opening: What the chat template writes behind the last message, in front of the answer.
+        tools: How the tools differ from those of an earlier request, as a sentence; empty if they do not.
     """
 
     tokens: NDArray[np.int32]
@@ -80,6 +83,8 @@ class PreparedPrompt:
     breakpoints: tuple[int, ...] = ()
     answers: tuple[OwnAnswer, ...] = ()
     cut: int = 0
+    opening: str = ""
+    tools: str = ""
 
 
 def prepare_completions(
@@ -141,10 +146,14 @@ def prepare_chat(
     tokens = np.array(written.tokens, dtype=np.int32)
     if longest is not None and len(tokens) > longest:
         return _cut(PreparedPrompt(tokens, text), keep, None)
-    ends = _message_ends(asked, text, tokenizer) | _tools_end(asked, text, tokenizer)
-    marks = _marked_ends(request, asked, text, tokenizer)
-    boundaries, breakpoints = _positions(text, written, ends, marks, tokenizer)
-    return _cut(PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers), keep, None)
+    ends, marks = _message_ends(asked, text, tokenizer), _marked_ends(request, asked, text, tokenizer)
+    opening = (
+        text[ends[len(asked.messages)] :] if len(asked.messages) in ends else _THINK * text.rstrip().endswith(_THINK)
+    )
+    boundaries, breakpoints = _positions(
+        text, written, {*ends.values(), *_tools_end(asked, text, tokenizer)}, marks, tokenizer
+    )
+    return _cut(PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers, opening=opening), keep, None)
 
 
 def _tokens_to_keep(request: GenerationFields, longest: int | None) -> int | None:
@@ -165,7 +174,9 @@ def _cut(prompt: PreparedPrompt, keep: int | None, tokenizer: TextTokenizer | No
         tuple(place - cut for place in places if place > cut) for places in (prompt.boundaries, prompt.breakpoints)
     )
     text = "" if tokenizer is None else tokenizer.decode(tokens.tolist())
-    return PreparedPrompt(tokens, text, boundaries, breakpoints, cut=cut)
+    return replace(
+        prompt, tokens=tokens, text=text, boundaries=boundaries, breakpoints=breakpoints, answers=(), cut=cut
+    )
 
 
 def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, field: str) -> None:
@@ -269,12 +280,12 @@ def _stands_alone(text: str, tokenizer: TextTokenizer) -> bool:
     return tokenizer.encode("x" + head) == tokenizer.encode("x") + tokenizer.encode(head)
 
 
-def _message_ends(asked: Conversation, text: str, tokenizer: TextTokenizer) -> set[int]:
-    """Where messages end, as offsets into `text`."""
+def _message_ends(asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, int]:
+    """Where the first so many messages end, as offsets into `text`."""
     count = len(asked.messages)
     wanted = {*range(1, min(count, _FIRST_BOUNDARIES) + 1), *range(max(1, count - _LAST_BOUNDARIES + 1), count + 1)}
-    rendered = (asked.part(tokenizer, asked.messages[:end]) for end in sorted(wanted))
-    return {len(part) for part in rendered if part and text.startswith(part)}
+    rendered = ((end, asked.part(tokenizer, asked.messages[:end])) for end in sorted(wanted))
+    return {end: len(part) for end, part in rendered if part and text.startswith(part)}
 
 
 def _tools_end(asked: Conversation, text: str, tokenizer: TextTokenizer) -> set[int]:
@@ -284,11 +295,12 @@ def _tools_end(asked: Conversation, text: str, tokenizer: TextTokenizer) -> set[
     """
     if not asked.tools:
         return set()
-    first, rest = asked.messages[0], asked.messages[1:]
-    other = asked.part(tokenizer, [{**first, "content": _MORE if first["content"] != _MORE else ""}, *rest])
     more = replace(asked, tools=[*asked.tools, asked.tools[-1]]).part(tokenizer, asked.messages)
-    listed, end = common_start(more or text, text), common_start(other or "", text)
-    return {end} if 0 < listed <= end < len(text) else set()
+    listed = common_start(more or text, text)
+    said = {"content": _MORE if asked.messages[0]["content"] != _MORE else ""}
+    others = (asked.part(tokenizer, [{"role": role} | said]) for role in ("system", "user"))
+    ends = [end for other in others if listed <= (end := common_start(other or "", text)) < len(text)]
+    return {min(ends)} if listed and ends else set()
 
 
 def _marked_ends(request: ChatRequest, asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, str]:

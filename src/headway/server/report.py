@@ -65,6 +65,7 @@ def headway_report(
             for own in prompt.answers
             if own.restored or told_in_full
         ],
+        "tools": prompt.tools if told_in_full else "",
         "preemptions": result.preemptions,
         "seconds": {
             "queue": _rounded(timings.queue),
