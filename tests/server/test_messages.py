@@ -1,17 +1,20 @@
 """What clients send: what this server wrote, and fields of which the answer does not depend."""
 
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessage
 from tests.server.fakes import ByteTokenizer, CharTokenizer, Running, running
 
 from headway.server.chat.conversation import conversation_of
 from headway.server.prompts import prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
 from headway.server.records import ignored_fields
+from headway.server.schemas import AnswerMessage
 
 HINTS = {
     "prompt_cache_key": "k",
@@ -49,6 +52,67 @@ def test_the_message_that_was_answered_can_be_appended(server: Running, form: st
     computed = first.usage.total_tokens - 1  # the last token of an answer is told, and computed by who goes on
     assert second.usage.prompt_tokens_details.cached_tokens == computed
     assert second.model_extra == {}, "nothing of it is told as ignored"
+
+
+CALLS = [
+    {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"place": "K\u00f6ln", "n": 3}'}},
+    {"id": "call_2", "type": "function", "function": {"name": "stop", "arguments": "{}"}},
+]
+ANSWERS = [
+    {"role": "assistant", "refusal": None, "content": content} | reasoning | ({"tool_calls": calls} if calls else {})
+    for content in (None, "", "Well.")
+    for reasoning in ({}, {"reasoning_content": "Hm."})
+    for calls in ([], CALLS[:1], CALLS)
+]
+"""Every shape of message that `headway.server.schemas.AnswerMessage` allows."""
+
+
+def forms_of(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A message as clients keep it: as it came, or from their own records of it."""
+    record = ChatCompletionMessage.model_validate(message)
+    yield message
+    yield record.model_dump()
+    yield record.model_dump(exclude_none=True)
+    yield record.model_dump(exclude_unset=True)
+    yield (
+        message | {"function_call": None, "annotations": [], "audio": None, "id": "msg_1", "tool_calls": None} | message
+    )
+    yield message | {"content": [{"type": "text", "text": message["content"] or ""}]}
+    parsed_calls = [
+        c | {"index": i, "function": c["function"] | {"arguments": json.loads(c["function"]["arguments"])}}
+        for i, c in enumerate(message.get("tool_calls", []))
+    ]
+    yield message | {"tool_calls": parsed_calls}
+
+
+def test_every_message_of_an_answer_is_taken_in_every_form_and_place():
+    user = {"role": "user", "content": "a"}
+    for message in ANSWERS:
+        AnswerMessage.model_validate(message)
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": content}
+            for call in message.get("tool_calls", [])
+            for content in ("done", [{"type": "text", "text": "done"}])
+        ]
+        for given in forms_of(message):
+            for talk in ([user, given], [user, given, *results, user], [user, given, *results, given, *results]):
+                body = parse_body(ChatRequest, {"messages": talk}, strict=True)
+                assert ignored_fields(body) == []
+                seen = conversation_of(body, CharTokenizer()).messages
+                assert [m["role"] for m in seen] == [m["role"] for m in talk]
+                plain = seen[1]
+                assert plain["content"] == (message["content"] or "")
+                assert plain.get("reasoning_content") == message.get("reasoning_content")
+                calls = [
+                    (c["id"], c["function"]["name"], c["function"]["arguments"]) for c in plain.get("tool_calls", [])
+                ]
+                wanted = [
+                    (c["id"], c["function"]["name"], json.loads(c["function"]["arguments"]))
+                    for c in message.get("tool_calls", [])
+                ]
+                assert calls == wanted
+                told = [(m["tool_call_id"], m["name"], m["content"]) for m in seen if m["role"] == "tool"]
+                assert all(one in [(i, name, "done") for i, name, _ in wanted] for one in told)
 
 
 def test_fields_that_change_nothing_are_taken_and_told(server: Running, caplog: pytest.LogCaptureFixture):

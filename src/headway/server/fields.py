@@ -29,6 +29,11 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": ((None, "medium"), "use the prompt to ask for a shorter or longer answer"),
     "documents": (_EMPTY_LIST, "put what the model should know into the messages"),
     "chat_template": (_EMPTY, "a template is a program, and clients do not choose programs; use chat_template_kwargs"),
+    "cache_control": (
+        _EMPTY,
+        "put it on a message or on a part of its content, to mark the end of what others share; the end of a prompt is "
+        "kept anyway",
+    ),
     "length_penalty": ((None, 1), "there is no beam search; ask for n answers and choose"),
     "use_beam_search": ((None, False), "there is no beam search; ask for n answers and choose"),
     "best_of": ((None, 1), "ask for n answers and choose"),

@@ -110,7 +110,7 @@ class ChatFormat:
         for choice in choices:
             answer = ReadAnswer(self.form)
             piece = answer.read(choice.text, ended=True)
-            message = {"role": "assistant", "content": piece.content, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
             if piece.reasoning:
                 message["reasoning_content"] = piece.reasoning
             if piece.calls:

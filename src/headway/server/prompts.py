@@ -150,10 +150,12 @@ def prepare_chat(
     opening = (
         text[ends[len(asked.messages)] :] if len(asked.messages) in ends else _THINK * text.rstrip().endswith(_THINK)
     )
-    boundaries, breakpoints = _positions(
-        text, written, {*ends.values(), *_tools_end(asked, text, tokenizer)}, marks, tokenizer
-    )
-    return _cut(PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers, opening=opening), keep, None)
+    listed = _tools_end(asked, text, tokenizer)
+    exact, floors = _positions(text, written, set(ends.values()), {**listed, **marks}, tokenizer)
+    boundaries = sorted({*exact, *(floors[end] for end in listed if floors[end])})
+    breakpoints = dict.fromkeys(floors[end] for end in sorted(marks) if floors[end])
+    prepared = PreparedPrompt(tokens, text, tuple(boundaries), tuple(breakpoints), written.answers, opening=opening)
+    return _cut(prepared, keep, None)
 
 
 def _tokens_to_keep(request: GenerationFields, longest: int | None) -> int | None:
@@ -288,19 +290,20 @@ def _message_ends(asked: Conversation, text: str, tokenizer: TextTokenizer) -> d
     return {end: len(part) for end, part in rendered if part and text.startswith(part)}
 
 
-def _tools_end(asked: Conversation, text: str, tokenizer: TextTokenizer) -> set[int]:
+def _tools_end(asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, str]:
     """Where the definitions of the tools end, and other conversations with the same tools part from this one.
 
-    Nowhere if the template writes them behind the first message's text, or not at all.
+    As an offset into `text`, with what would follow it in another. Nowhere if the template writes the tools behind the
+    text of the first message, or not at all.
     """
     if not asked.tools:
-        return set()
+        return {}
     more = replace(asked, tools=[*asked.tools, asked.tools[-1]]).part(tokenizer, asked.messages)
     listed = common_start(more or text, text)
     said = {"content": _MORE if asked.messages[0]["content"] != _MORE else ""}
-    others = (asked.part(tokenizer, [{"role": role} | said]) for role in ("system", "user"))
-    ends = [end for other in others if listed <= (end := common_start(other or "", text)) < len(text)]
-    return {min(ends)} if listed and ends else set()
+    others = (asked.part(tokenizer, [{"role": role} | said]) or "" for role in ("system", "user"))
+    ends = [(end, other[end : end + _HEAD]) for other in others if listed <= (end := common_start(other, text))]
+    return dict([min(ends)]) if listed and ends and min(ends)[0] < len(text) else {}
 
 
 def _marked_ends(request: ChatRequest, asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, str]:
@@ -328,29 +331,38 @@ def _marked_ends(request: ChatRequest, asked: Conversation, text: str, tokenizer
 
 
 def _positions(
-    text: str, written: _Written, ends: set[int], marks: Mapping[int, str], tokenizer: TextTokenizer
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token positions of offsets into `text`: of those in `ends` that fall between tokens, of all in `marks`."""
-    boundaries: list[int] = []
-    breakpoints: list[int] = []
+    text: str, written: _Written, ends: set[int], floors: Mapping[int, str], tokenizer: TextTokenizer
+) -> tuple[list[int], dict[int, int]]:
+    """Token positions of offsets into `text`.
+
+    Args:
+        text: The prompt.
+        written: Its tokens.
+        ends: Offsets of which those count that fall between tokens.
+        floors: Offsets that count in any case, at the last token before, with what would follow them in another text.
+        tokenizer: The tokenizer.
+
+    Returns:
+        Those of `ends`, ascending, and each of `floors`.
+    """
+    exact: list[int] = []
+    found: dict[int, int] = {}
     tokens, level = written.tokens, deque(written.level)
     start = position = mismatches = 0
-    for end in sorted(ends | marks.keys()):
+    for end in sorted(ends | floors.keys()):
         while level and level[0][0] <= end:
             start, position = max((start, position), level.popleft())
-        if mismatches >= _MAX_MISMATCHES and end not in marks:
+        if mismatches >= _MAX_MISMATCHES and end not in floors:
             continue
         stretch = tokenizer.encode(text[start:end])
         common = common_start(stretch, tokens[position : position + len(stretch)])
-        exact = common == len(stretch)
-        if end in marks:
-            going_on = tokenizer.encode(text[start:end] + marks[end])
-            reached = position + min(common, common_start(going_on, stretch))
-            breakpoints += [reached] if reached else []
-        if not exact:
-            mismatches += 1
+        if end in floors:
+            going_on = tokenizer.encode(text[start:end] + floors[end])
+            found[end] = position + min(common, common_start(going_on, stretch))
+        if common < len(stretch):
+            mismatches += end in ends
             continue
         position, start = position + common, end
         if end in ends:
-            boundaries.append(position)
-    return tuple(boundaries), tuple(dict.fromkeys(breakpoints))
+            exact.append(position)
+    return exact, found

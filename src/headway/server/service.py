@@ -27,7 +27,7 @@ from headway.errors import HeadwayError, RequestError
 from headway.runtime.interface import Constraint
 from headway.server.answers import GivenAnswers
 from headway.server.chat.reading import answer_form
-from headway.server.chat.tools import ToolLists, constrained_calls, tools_to_call
+from headway.server.chat.tools import ToolLists, constrained_calls, idle_fields, tools_to_call
 from headway.server.constraints import constraint_of
 from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
@@ -232,7 +232,8 @@ class GenerationService:
     ) -> dict[str, Any]:
         """What the client is told beside the answers to a prompt: what became of its pin, and why, if it asked."""
         told = self.pins.tell(answers)
-        if ignored := ignored_fields(body):
+        idle = idle_fields(body, self._tokenizer) if isinstance(body, ChatRequest) else []
+        if ignored := [*ignored_fields(body), *idle]:
             self._log_ignored(ignored)
             told |= {"ignored": ignored}
         if not body.headway.explain:

@@ -234,3 +234,95 @@ def forced(tokenizer: Any, constraint: Constraint, seed: int) -> str:
             return str(tokenizer.decode(output, special=True))
         output.append(token)
     raise AssertionError(tokenizer.decode(output, special=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ('So: <tool_call>\n{"name": "get_wea', 'So: <tool_call>\n{"name": "get_wea'),
+        ("<tool_call>\nget_weather\n</tool_call> Done.", "<tool_call>\nget_weather\n</tool_call> Done."),
+        ("<tool_call>\n[1]\n</tool_call>", "<tool_call>\n[1]\n</tool_call>"),
+        ("a < b > c [1]\n", "a < b > c [1]\n"),
+    ],
+)
+def test_what_is_no_call_is_given_out_as_it_was_written(special: dict[str, list[str]], text: str, content: str):
+    form = answer_form(words("hermes", special), "", "", TOOLS)
+    for size in (len(text), 5, 1):
+        assert read(form, text, size) == Piece(content=content)
+
+
+def test_a_call_that_was_cut_off_leaves_those_before_it(special: dict[str, list[str]]):
+    call = '<tool_call>\n{"name": "get-time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    form = answer_form(words("hermes", special), "", "", TOOLS)
+    for size in (len(call) + 20, 5, 1):
+        found = read(form, f"{call}\n{call[:20]}", size)
+        assert [one.name for one in found.calls] == ["get-time"]
+        assert found.content.strip() == call[:20].strip()
+
+
+def test_reasoning_that_the_template_has_begun(special: dict[str, list[str]]):
+    tokenizer = words("hermes", special, "<tool_call> <think> </think>")
+    form = answer_form(tokenizer, "", "<|im_start|>assistant\n<think>\n", [])
+    assert read(form, "Well.\n</think>\n\nYes.", 3) == Piece("Well.", "Yes.")
+    assert read(answer_form(tokenizer, "", "<|im_start|>assistant\n", []), "Yes.", 3) == Piece("", "Yes.")
+
+
+def test_calls_are_text_where_there_are_no_tools(special: dict[str, list[str]]):
+    text = '<tool_call>\n{"name": "get-time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    assert read(answer_form(words("hermes", special), "", "", []), text, 3) == Piece("", text)
+    one = answer_form(words("hermes", special), "", "", TOOLS, parallel=False)
+    assert len(read(one, f"{text}\n{text}", 3).calls) == 1
+
+
+def test_a_checkpoint_that_says_how_it_writes_is_believed():
+    """The form of Gemma's calls, which no family here has: transformers' own language for it."""
+    built = tiny.tokenizer()
+    built.response_template = {
+        "start_anchor": "<|assistant|>",
+        "fields": {
+            "content": {"content": "text"},
+            "tool_calls": {
+                "open_pattern": r"<call:(?P<name>\w+)>",
+                "close": "</call>",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            },
+        },
+    }
+    form = answer_form(HubTokenizer(built), "<|user|>x<|end|><|assistant|>", "", TOOLS)
+    found = read(form, 'I look. <call:get_weather>{"place": "Paris"}</call>', 4)
+    assert (found.content, [call.name for call in found.calls]) == ("I look.", ["get_weather"])
+
+
+def test_thinking_may_come_before_a_call_that_is_required(special: dict[str, list[str]]):
+    tokenizer = words("hermes", special, "<tool_call> <think> </think>")
+    opened = calls_constraint(tokenizer, TOOLS, "<think>\n", parallel=False)
+    assert opened is not None
+    call = '<tool_call>\n{"name": "get-time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    assert allowed(tokenizer, opened, f"Well.\n</think>\n\n{call}")
+    either = calls_constraint(tokenizer, TOOLS, "", parallel=False)
+    assert allowed(tokenizer, either, call)
+    assert allowed(tokenizer, either, f"<think>Well.</think>{call}")
+    assert not allowed(tokenizer, either, "Well.")
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "glm"])
+def test_a_free_answer_is_bound_where_it_begins_a_call(special: dict[str, list[str]], name: str):
+    tokenizer = words(name, special)
+    text = next(example for family, example, _ in EXAMPLES if family == name and "<tool_call>" in example)
+    free = calls_constraint(tokenizer, TOOLS, "", parallel=True, free=True)
+    for right in ("Hello!", text, f"{text} Done.", "a <tool"):
+        assert allowed(tokenizer, free, right)
+    assert not allowed(tokenizer, free, text.replace("get_weather", "get_wealth"))
+    assert not allowed(tokenizer, free, text.replace("3", "x"))
+    assert calls_constraint(words("kimi", special), TOOLS, "", parallel=True, free=True) is None
+
+
+def allowed(tokenizer: Any, constraint: Constraint | None, text: str) -> bool:
+    """Whether an answer of a form may begin with a text."""
+    assert constraint is not None
+    grammars = Grammars(tokenizer._tokenizer, len(tokenizer._tokenizer), (257,), 1)
+    tokens, none = np.array(tokenizer.encode(text), dtype=np.int32), np.empty(0, dtype=np.int32)
+    row = SampleRow(SamplingParams(), 0, none, none, constraint=constraint)
+    return grammars.allowed(row, tokens) == len(tokens)

@@ -9,7 +9,7 @@ Rejected: guessing by the name of the model, which operators choose, and a parse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 

@@ -25,6 +25,8 @@ __all__ = ["AnswerForm", "AnswerReader", "Call", "Piece", "ReadAnswer", "answer_
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHORT = string.ascii_letters + string.digits
+_EDGES = re.compile(r"(?=[<\[])|(?<=[>\]])")
+"""Where delimiters may begin and end."""
 _BETWEEN = re.compile(r"[\s;,]*")
 
 
@@ -77,16 +79,16 @@ class AnswerForm:
 
     Attributes:
         template: A response template of transformers.
-        opening: What the parser is to know of the prompt: all of it, or what the chat template writes in front of answers.
+        opening: What the parser is to know of the prompt: all, or what the chat template writes in front of answers.
         tools: The tools, whose schemas say of which types their arguments are.
         short_ids: See `Family`.
         most_calls: Calls beyond it are left out; None for any number.
         special: Special tokens, which are left out of what is said; empty if they are to be shown.
     """
 
-    template: Mapping[str, Any]
+    template: dict[str, Any]
     opening: str
-    tools: Sequence[Mapping[str, Any]]
+    tools: list[Any]
     short_ids: bool
     most_calls: int | None
     special: frozenset[str]
@@ -121,7 +123,9 @@ def answer_form(
     before = prompt if own is not None else opening if family is not None and family.anchored else ""
     special = frozenset() if shown else tokenizer.special_tokens
     short = family is not None and family.short_ids
-    return AnswerForm({**template, "fields": fields}, before, tools, short, None if parallel else 1, frozenset(special))
+    return AnswerForm(
+        {**template, "fields": fields}, before, list(tools), short, None if parallel else 1, frozenset(special)
+    )
 
 
 class ReadAnswer:
@@ -157,10 +161,9 @@ class AnswerReader:
 
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
-        self._parser: ResponseParser | None = ResponseParser(form.template, form.opening, tools=list(form.tools))
+        self._parser: ResponseParser | None = ResponseParser(form.template, form.opening, tools=form.tools)
         self._unread = ""
-        """Raw text since the parser last stood outside of what is only understood when it is whole."""
-        self._inside = False
+        """What the parser has got and has not told of."""
         self._spaces = {"content": "", "reasoning": ""}
         self._begun: set[str] = set()
         self._calls = 0
@@ -169,41 +172,38 @@ class AnswerReader:
 
     def read(self, text: str) -> Piece:
         """What `text`, the next of the answer, adds."""
-        if self._parser is None:
-            return Piece(content=self._plain(text))
-        return self._guarded(self._parser.feed, text)
+        piece = Piece()
+        for part in _EDGES.split(text):  # so that what cannot be read begins with what the parser has not told
+            piece += self._step(part, lambda parser, part=part: parser.feed(part))
+        return piece
 
     def end(self) -> Piece:
         """What was held back, at the answer's end."""
-        piece = Piece()
-        if self._parser is not None:
-            parser = self._parser
-            piece += self._guarded(lambda _: parser.finalize()[1], "")
-        spaces = self._spaces["content"]
+        piece = self._step("", lambda parser: parser.finalize()[1])
         if "content" in self._begun and not self._calls:
-            piece.content += spaces
+            piece.content += self._spaces["content"]
         return piece
 
-    def _guarded(self, step: Callable[[str], list[dict[str, Any]]], text: str) -> Piece:
+    def _step(self, text: str, step: Callable[[ResponseParser], list[dict[str, Any]]]) -> Piece:
         """The pieces of a step of the parser; when it fails, the text that it could not read."""
-        unread = self._unread + text
+        if self._parser is None:
+            return Piece(content=self._plain(text))
+        self._unread += text
         try:
-            events, piece = step(text), Piece()
-            for event in events:
+            piece = Piece()
+            for event in step(self._parser):
                 piece += self._take(event)
-                if event["type"] == "region_chunk" and not self._inside:
-                    unread = unread.partition(event["text"])[2]
         except (AttributeError, KeyError, TypeError, ValueError):
             self._parser = None
-            return Piece(content=self._plain(unread))
-        self._unread = unread if self._inside else ""
+            return Piece(content=self._plain(self._unread))
         return piece
 
     def _take(self, event: Mapping[str, Any]) -> Piece:
         name, kind = event["field"], event["type"]
         if name == "tool_calls":
-            self._inside = kind != "region_close"
-            return Piece(calls=list(self._called(event["value"]))) if kind == "region_close" else Piece()
+            calls = list(self._called(event["value"])) if kind == "region_close" else []
+            self._unread = "" if calls else self._unread
+            return Piece(calls=calls)
         part = "reasoning" if name in _REASONING else name
         if part not in self._spaces:
             return Piece()
@@ -211,6 +211,7 @@ class AnswerReader:
             self._spaces[part] += "" if self._spaces[part] else "\n"
         if kind != "region_chunk":
             return Piece()
+        self._unread = self._unread.partition(event["text"])[2]
         said = self._said(part, event["text"])
         return Piece(reasoning=said) if part == "reasoning" else Piece(content=said)
 

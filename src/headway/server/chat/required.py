@@ -17,7 +17,7 @@ from headway.engine.tokenizer import TextTokenizer
 from headway.runtime.interface import Constraint
 from headway.server.chat.families import family_of
 
-__all__ = ["calls_constraint"]
+__all__ = ["binds_free_calls", "calls_constraint"]
 
 _MOST_CALLS = 8
 """Calls in one answer: a small model that may go on does so for long."""
@@ -118,7 +118,7 @@ def calls_constraint(
     for i, tool in enumerate(tools):
         rules += _call_rules(i, tool["function"], form, literal, cut=len(_TRIGGER) if free else 0)
     if free:
-        if not form.call.startswith(_TRIGGER) or _TRIGGER in special:
+        if not binds_free_calls(tokenizer):
             return None
         return _grammar(
             [f"start: (lead call){{0,{form.most if parallel else 1}}} ANY", _lazy("lead", _TRIGGER), *rules]
@@ -138,6 +138,13 @@ def calls_constraint(
         rules.append(f"thought: ANY {literal(close)}" if close in special else _lazy("thought", close))
         rules.append(r"SPACE: /[ \n]{0,2}/")
     return _grammar(["start: " + ending, *rules])
+
+
+def binds_free_calls(tokenizer: TextTokenizer) -> bool:
+    """Whether an answer that may say anything can be bound where it begins a call."""
+    family = family_of(tokenizer)
+    form = None if family is None else _FORMS.get(family.name)
+    return form is not None and form.call.startswith(_TRIGGER) and _TRIGGER not in tokenizer.special_tokens
 
 
 def _grammar(rules: Sequence[str]) -> Constraint:

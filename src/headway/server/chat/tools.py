@@ -14,10 +14,10 @@ from headway.errors import RequestError
 from headway.runtime.interface import Constraint
 from headway.server.chat.conversation import plain_tool
 from headway.server.chat.messages import NamedTool
-from headway.server.chat.required import calls_constraint
+from headway.server.chat.required import binds_free_calls, calls_constraint
 from headway.server.protocol import ChatRequest
 
-__all__ = ["ToolLists", "constrained_calls", "tools_to_call"]
+__all__ = ["ToolLists", "constrained_calls", "idle_fields", "tools_to_call"]
 
 _MOST_LISTS = 1024
 
@@ -60,7 +60,7 @@ def constrained_calls(
         otherwise: The form that an answer without calls must have.
 
     Raises:
-        RequestError: A call is asked for, and it is not known how the model writes calls, or another form contradicts it.
+        RequestError: A call is asked for, and it is not known how the model writes calls, or another form is asked for.
     """
     tools, forced = tools_to_call(request), request.tool_choice not in (None, "auto", "none")
     strict = any(tool.function.strict for tool in request.tools or ())
@@ -87,10 +87,22 @@ def constrained_calls(
     return found or otherwise
 
 
+def idle_fields(request: ChatRequest, tokenizer: TextTokenizer) -> list[str]:
+    """Fields that are known and do nothing with this model: it cannot be told how much to think, or bound in calls."""
+    idle, effort = [], request.reasoning_effort
+    switched = effort in ("none", "minimal") and tokenizer.template_knows("enable_thinking")
+    if effort is not None and not switched and not tokenizer.template_knows("reasoning_effort"):
+        idle.append("reasoning_effort")
+    strict = any(tool.function.strict for tool in request.tools or ())
+    if strict and request.tool_choice in (None, "auto") and not binds_free_calls(tokenizer):
+        idle.append("tools[].function.strict")
+    return idle
+
+
 class ToolLists:
     """The tools of earlier requests, per cache salt: whether the same come in another order, or with other definitions.
 
-    Tools are the head of a prompt: one that moves changes the place of all that follows. May be used by several threads.
+    Tools are the head of a prompt: one that moves displaces all that follows. May be used by several threads.
     """
 
     def __init__(self, most: int = _MOST_LISTS) -> None:
