@@ -26,6 +26,8 @@ class CharTokenizer:
     """Token i is the character i - 1 of the alphabet, and 0 ends an answer."""
 
     has_chat_template = True
+    template, response_template = "{{ messages }} {{ tools }}", None
+    special_tokens: dict[str, int] = {}  # noqa: RUF012
     longest_token = 4  # of one character, but no tokenizer has to know its own well
 
     def template_knows(self, name: str) -> bool:

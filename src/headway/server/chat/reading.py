@@ -12,7 +12,7 @@ import re
 import secrets
 import string
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,24 +174,24 @@ class AnswerReader:
         """What `text`, the next of the answer, adds."""
         piece = Piece()
         for part in _EDGES.split(text):  # so that what cannot be read begins with what the parser has not told
-            piece += self._step(part, lambda parser, part=part: parser.feed(part))
+            piece += self._step(part)
         return piece
 
     def end(self) -> Piece:
         """What was held back, at the answer's end."""
-        piece = self._step("", lambda parser: parser.finalize()[1])
+        piece = self._step(None)
         if "content" in self._begun and not self._calls:
             piece.content += self._spaces["content"]
         return piece
 
-    def _step(self, text: str, step: Callable[[ResponseParser], list[dict[str, Any]]]) -> Piece:
-        """The pieces of a step of the parser; when it fails, the text that it could not read."""
+    def _step(self, text: str | None) -> Piece:
+        """What the parser makes of `text`, or of the end; when it fails, the text that it could not read."""
         if self._parser is None:
-            return Piece(content=self._plain(text))
-        self._unread += text
+            return Piece(content=self._plain(text or ""))
+        self._unread += text or ""
         try:
             piece = Piece()
-            for event in step(self._parser):
+            for event in self._parser.finalize()[1] if text is None else self._parser.feed(text):
                 piece += self._take(event)
         except (AttributeError, KeyError, TypeError, ValueError):
             self._parser = None
