@@ -144,3 +144,19 @@ def test_a_token_that_is_half_a_stop_string_is_not_settled():
     for token in (1, 4, 5):
         out.push(token)
     assert (out.text, out.settled) == ("one one ", (1, 4))
+
+
+def test_a_stop_string_that_is_shown_is_part_of_the_answer_and_settled():
+    out = TextStream(decode_bytes, stop=["two"], shown=True)
+    shown = "".join(out.push(byte) for byte in b"one two")
+    assert (shown, out.text, out.stopped_by) == ("one two", "one two", "two")
+    assert out.settled == (7, 7), "whoever sends it back reaches its end"
+
+
+def test_stop_strings_count_from_the_least_length_on():
+    out = TextStream(decode_bytes, stop=["ab"], least=3)
+    shown, pushed = "", 0
+    for byte in b"abcab":
+        assert out.stopped_by is None
+        shown, pushed = shown + out.push(byte), pushed + 1
+    assert (shown, out.text, out.stopped_by, pushed) == ("abc", "abc", "ab", 5)

@@ -26,12 +26,17 @@ class CharTokenizer:
     """Token i is the character i - 1 of the alphabet, and 0 ends an answer."""
 
     has_chat_template = True
+    template, response_template = "{{ messages }} {{ tools }}", None
+    special_tokens: dict[str, int] = {}  # noqa: RUF012
     longest_token = 4  # of one character, but no tokenizer has to know its own well
+
+    def template_knows(self, name: str) -> bool:
+        return name == "before"
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [max(1, ALPHABET.find(sign) + 1) for sign in text]
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return "".join(ALPHABET[t - 1] for t in tokens if t != EOS)
 
     def piece(self, token: int) -> bytes:
@@ -43,6 +48,8 @@ class CharTokenizer:
         if messages[0]["role"] == "assistant":
             raise ValueError("a conversation cannot begin with an answer")
         text = "".join(f"<{m['role']}>{m['content']}</>" for m in messages)
+        if (options or {}).get("continue_final_message"):
+            return text.removesuffix("</>")
         return text + (options or {}).get("before", "") + ("<assistant>" if answer else "")
 
 
@@ -63,7 +70,7 @@ class ByteTokenizer(CharTokenizer):
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return bytes(t for t in tokens if t != EOS).decode(errors="replace")
 
     def piece(self, token: int) -> bytes:

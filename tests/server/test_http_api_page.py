@@ -51,6 +51,7 @@ def test_the_fields_of_the_report_are_documented():
                 max_tokens=2,
                 cache_salt="me",
                 headway={"explain": True},
+                metadata={"a": 1},
             )
         sent = set(fields(answer["headway"], "headway", documented))
         reset = set(server.post("/reset_prefix_cache"))
@@ -68,7 +69,7 @@ def test_the_codes_of_errors_are_documented():
     rows = [line.split("|")[3] for line in section("Errors").splitlines() if line[:3] == "| 4"]
     documented = {code for codes in rows for code in re.findall("`([a-z_]+)`", codes)}
     package, sent = Path(headway.__file__).parent, {"unservable", "queue_full"}
-    for path in [*package.glob("server/*.py"), *package.glob("engine/**/*.py")]:
+    for path in [*package.glob("server/**/*.py"), *package.glob("engine/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "RequestError":
                 given = [*node.args[2:3], *(word.value for word in node.keywords if word.arg == "code")]

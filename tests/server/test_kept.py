@@ -243,7 +243,7 @@ def test_an_answer_that_is_not_restored_is_named_as_the_cause():
     """The tokenizer writes the answer's spaces as other tokens than the model did."""
 
     class Spelling(CharTokenizer):
-        def decode(self, tokens: Sequence[int]) -> str:
+        def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
             return super().decode(tokens).lower()
 
     for restore in (True, False):
@@ -267,7 +267,7 @@ def test_an_answer_that_is_not_restored_is_named_as_the_cause():
 class Triples(CharTokenizer):
     """A capital letter and the two signs behind it are one character."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         signs, written = super().decode(tokens), ""
         while signs:
             size = 3 if signs[0].isupper() else 1

@@ -75,11 +75,9 @@ def test_models(client: openai.OpenAI):
 
 def test_errors_are_the_clients_own(server: Running, client: openai.OpenAI):
     messages = [{"role": "user", "content": "Hello"}]
-    with pytest.raises(openai.BadRequestError, match="tools is not supported here") as refused:
-        client.chat.completions.create(
-            model="fake", messages=messages, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
-    assert refused.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="functions is not supported here") as refused:
+        client.chat.completions.create(model="fake", messages=messages, functions=[{"name": "f"}])
+    assert refused.value.param == "functions"
     assert refused.value.code == "unsupported_parameter"
     with pytest.raises(openai.NotFoundError, match="is not served here"):
         client.chat.completions.create(model="gpt", messages=messages)

@@ -102,6 +102,42 @@ def test_plain_completions_report_logprobs(served: Served):
     assert found.token_logprobs[0] == pytest.approx(max(found.top_logprobs[0].values()), abs=1e-6)
 
 
+def test_a_prompt_is_scored_as_a_multiple_choice_harness_asks_for_it(served: Served):
+    """In pieces, whatever is cached; log probabilities of its tokens are those of one forward of transformers."""
+    words = HubTokenizer(tiny.tokenizer())
+    prompts = [words.encode(f"The answer to the question of everything is number {i}") for i in (4, 42)]
+    assert len(prompts[0]) > 32, "more than one step computes"
+    body = {"cache_salt": "me", "headway": {"explain": True}}
+    asked: Any = {"model": "tiny", "prompt": prompts, "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0}
+    served.client.completions.create(model="tiny", prompt=prompts[0], max_tokens=1, extra_body=body)
+    answer = served.client.completions.create(**asked, n=2, extra_body=body)
+    model = AutoModelForCausalLM.from_pretrained(served.path, dtype=torch.float32)
+    for i, prompt in enumerate(prompts):
+        scores = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        expected = scores[range(len(prompt) - 1), prompt[1:]].tolist()
+        for choice in answer.choices[2 * i : 2 * i + 2]:
+            found = choice.logprobs
+            assert found.token_logprobs[0] is None
+            assert found.token_logprobs[1:-1] == pytest.approx(expected, abs=1e-4)
+            assert "".join(found.tokens[:-1]) == words.decode(prompt)
+            assert choice.text.startswith(words.decode(prompt))
+            greedy = [
+                token == max(top, key=top.get)
+                for token, top in zip(found.tokens[1:], found.top_logprobs[1:], strict=True)
+            ]
+            best = (scores[:-1].argmax(-1) == torch.tensor(prompt[1:])).tolist()
+            assert greedy[:-1] == best
+    for report in answer.headway["prompts"]:
+        assert report["cached_tokens"] == 0
+        assert report["losses"][0]["reason"] == "computed_anew"
+        assert "log probabilities" in report["losses"][0]["detail"]
+    chunks = list(served.client.completions.create(**asked, stream=True))
+    streamed = [c.choices[0] for c in chunks if c.choices[0].index == 0]
+    assert "".join(choice.text for choice in streamed) == answer.choices[0].text
+    tokens = [token for choice in streamed if choice.logprobs for token in choice.logprobs.tokens]
+    assert tokens == answer.choices[0].logprobs.tokens
+
+
 def test_a_loss_is_told_in_the_clients_words(served: Served):
     """Through a tokenizer of transformers, with special tokens between the messages and characters of many bytes."""
 

@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -175,10 +176,16 @@ class _Model:
 
         Its tokenizer is a copy: what the caller sets on another is no matter of it.
         """
-        decode, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)).decode, copy.deepcopy(self.tokenizer)
-        layout = self.layout
+        words, tokenizer = HubTokenizer(copy.deepcopy(self.tokenizer)), copy.deepcopy(self.tokenizer)
+        layout, shown = self.layout, partial(words.decode, special=True)
         facts = ModelFacts(
-            layout.vocab_size, decode, self.eos, layout.max_tokens, layout.long_rope, compile=grammars.compile
+            layout.vocab_size,
+            words.decode,
+            self.eos,
+            layout.max_tokens,
+            layout.long_rope,
+            compile=grammars.compile,
+            decode_all=shown,
         )
         planner = planner_of(measured)
         engine = Engine(cache, executor, config, facts, planner=planner)

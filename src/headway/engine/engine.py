@@ -62,6 +62,7 @@ class ModelFacts:
         long_rope: The model's two sets of rotary frequencies, or None for a model with one.
         compile: Makes a constraint ready for requests, in the caller's thread, or raises `RequestError`; at once where
             it is ready. None where answers cannot be constrained.
+        decode_all: Token ids to text, special tokens included; None where none are.
     """
 
     vocab_size: int
@@ -70,6 +71,7 @@ class ModelFacts:
     max_model_len: int | None = None
     long_rope: LongRope | None = None
     compile: Callable[[Constraint], None] | None = None
+    decode_all: Decode | None = None
 
 
 class Engine:
@@ -282,7 +284,9 @@ class Engine:
             )
             request = replace(request, boundaries=boundaries, breakpoints=breakpoints)
         given = getattr(request.sampling, "seed", None)
-        running = RunningRequest.start(request, request_id, order, time.monotonic(), self.model.decode, self.model.eos)
+        known = self.model
+        decode = known.decode_all if request.special_shown and known.decode_all is not None else known.decode
+        running = RunningRequest.start(request, request_id, order, time.monotonic(), decode, known.eos)
         running.seed = secrets.randbits(63) if given is None else given
         entry = (running, RequestHandle(request_id, self.abort))
         self._handles[request_id] = entry

@@ -34,12 +34,14 @@ class StepWork(msgspec.Struct, frozen=True, tag=True):
         tokens: One int32 array per row of the step, its known tokens at [start, start + count). Where they are fewer
             than the count, the rest is room for a draft, which the executor makes itself.
         samples: One per row of the step: how to choose the next token, or None where none is wanted yet.
-        following: int64 [rows of the step], the token at start + count where it is known, else -1; for drafters whose
-            entries depend on it. None for an executor without a drafter.
+        following: int64 [rows of the step], the token at start + count where it is known, else -1; for `scored`, and
+            for drafters whose entries depend on it. None where nobody asks.
         leases: int64 [rows of the step], a number that each row's lease keeps from step to step, where `step.rows` are
             not that; None where they are.
         long: bool [rows of the step], rows that are computed with the long set of rotary frequencies
             (`headway.runtime.interface.LongRope`); None for a model with one set.
+        scored: One per row of the step: the log probabilities of its known tokens are wanted, with so many of the most
+            likely ones, or None. None for no row.
     """
 
     step: Step
@@ -49,6 +51,7 @@ class StepWork(msgspec.Struct, frozen=True, tag=True):
     following: Int64s | None = None
     leases: Int64s | None = None
     long: Bools | None = None
+    scored: Sequence[int | None] | None = None
 
 
 class Executor(Protocol):

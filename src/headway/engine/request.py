@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headway.cache import Explanation, Hit, Lease, Prompt, Wish
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
-from headway.runtime.interface import Constraint, RowAnswer, SamplingParams, TokenLogprob
+from headway.runtime.interface import GREEDY, Constraint, RowAnswer, SamplingParams, TokenLogprob
 
 __all__ = ["Delta", "GenerationRequest", "RequestResult", "RunningRequest", "Timings", "Update"]
 
@@ -42,6 +42,10 @@ class GenerationRequest:
         constraint: The form that the answer must have; None for any. It holds to the answer's end: an end token of the
             model is only chosen where the form is complete, and with `ignore_eos` nothing else is chosen from there on.
             Stop strings, stop tokens and `max_tokens` may end the answer before.
+        prompt_logprobs: Report log probabilities of the prompt's tokens, with so many of the most likely ones; such a
+            prompt is computed from its first token on. None for no report.
+        stop_shown: A stop string that ends the answer is part of its text.
+        special_shown: Special tokens of the answer are part of its text.
     """
 
     tokens: Int32s
@@ -60,6 +64,9 @@ class GenerationRequest:
     text: str = ""
     pin_seconds: float | None = None
     constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
+    stop_shown: bool = False
+    special_shown: bool = False
 
 
 @dataclass
@@ -137,12 +144,14 @@ class Delta:
         tokens: The tokens of the step.
         logprobs: One per token where they were asked for.
         result: How the request ended, in the last delta only.
+        prompt_logprobs: One per token of the prompt but the first, in the first delta, where they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     result: RequestResult | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(eq=False)
@@ -181,6 +190,7 @@ class RunningRequest:
         wishes: What became of its pin and breakpoints, in its present or last lease.
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
         marked: Whether its lease was told to remember a place before a text that was not settled.
+        scored: Log probabilities of the prompt's tokens from the second on, as far as they are known.
     """
 
     request: GenerationRequest
@@ -213,6 +223,7 @@ class RunningRequest:
     refused_epoch: int | None = None
     wishes: tuple[Wish, ...] = ()
     marked: bool = False
+    scored: list[TokenLogprob] = field(default_factory=list)
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
@@ -232,7 +243,13 @@ class RunningRequest:
         eos: Sequence[int] = (),
     ) -> RunningRequest:
         """A request that has just arrived; without `decode` its text stays empty."""
-        text = TextStream(decode or (lambda _: ""), request.tokens[-CONTEXT_TOKENS:].tolist(), request.stop)
+        text = TextStream(
+            decode or (lambda _: ""),
+            request.tokens[-CONTEXT_TOKENS:].tolist(),
+            request.stop,
+            shown=request.stop_shown,
+            least=(request.sampling or GREEDY).min_tokens,
+        )
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(eos))
         return cls(request, request_id, order, Timings(now), text, ends)
 
@@ -255,6 +272,17 @@ class RunningRequest:
     def alone(self) -> bool:
         """Whether it must run by itself for now."""
         return self.computed < self.alone_until
+
+    def unscored(self, start: int) -> bool:
+        """Whether computing from `start` on tells log probabilities of the prompt that are wanted and not known yet."""
+        wanted = self.request.prompt_logprobs is not None
+        return wanted and start <= len(self.scored) < self.prompt_length - 1
+
+    def take_scores(self, start: int, records: Sequence[TokenLogprob]) -> None:
+        """Take the log probabilities of the tokens behind `start`, as far as they are those of the prompt, and new."""
+        first, most = len(self.scored), self.prompt_length - 1
+        if records and start <= first:
+            self.scored += records[first - start : most - start]
 
     @property
     def draining(self) -> bool:
@@ -300,9 +328,9 @@ class RunningRequest:
             if self.finish_reason is not None:
                 shown += self.text.finish()
                 break
-        tokens = answer.tokens[:taken]
+        tokens, first = answer.tokens[:taken], self.known - taken == self.prompt_length
         written = taken - (taken > 0 and tokens[-1] in self.end_tokens)  # an end token is no part of the answer's text
-        return Delta(shown, tokens, answer.logprobs[:written])
+        return Delta(shown, tokens, answer.logprobs[:written], prompt_logprobs=tuple(self.scored) if first else ())
 
     def _accept_one(self, token: int) -> str:
         """Append one token. Returns the text that can be shown now."""

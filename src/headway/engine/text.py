@@ -31,23 +31,34 @@ class TextStream:
     """The text of one answer, grown token by token.
 
     Attributes:
-        text: What has been decoded so far, without the stop string and what follows it.
+        text: What has been decoded so far, without what follows a stop string, and without that unless it is shown.
         stopped_by: The stop string that ended the answer, or None.
     """
 
-    def __init__(self, decode: Decode, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        prompt: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        *,
+        shown: bool = False,
+        least: int = 0,
+    ) -> None:
         """Start an answer.
 
         Args:
             decode: The tokenizer's function.
             prompt: The prompt's tokens, of which the last few are used as context.
             stop: Strings that end the answer.
+            shown: The one that ends it is part of its text.
+            least: Tokens of the answer before which none is looked for.
         """
         self.text = ""
         self.stopped_by: str | None = None
         self._decode = decode
-        self._stop = tuple(stop)
+        self._stop, self._stop_shown, self._least = tuple(stop), shown, least
         self._longest = max((len(s) for s in self._stop), default=0)
+        self._unsearched = 0
         self._window = [int(t) for t in prompt[-CONTEXT_TOKENS:]]
         self._read = len(self._window)
         self._started = False
@@ -103,16 +114,16 @@ class TextStream:
         return new
 
     def _grow(self, new: str, *, final: bool) -> str:
-        if not self._stop:
-            self.text += new
-            self._settle(len(self.text))
-            return new
-        searched = max(0, len(self.text) - self._longest + 1)
+        searched = max(self._unsearched, len(self.text) - self._longest + 1)
         self.text += new
+        if not self._stop or self._pushed < self._least:
+            self._settle(len(self.text))
+            self._shown = self._unsearched = len(self.text)
+            return new
         found = [(at, s) for s in self._stop if (at := self.text.find(s, searched)) >= 0]
         if found:
             at, self.stopped_by = min(found, key=lambda f: (f[0], -len(f[1])))
-            self.text = self.text[:at]
+            self.text = self.text[: at + len(self.stopped_by) if self._stop_shown else at]
         end = len(self.text)
         if not (final or found):
             end -= self._possible_start()

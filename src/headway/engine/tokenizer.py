@@ -24,14 +24,29 @@ class TextTokenizer(Protocol):
         """See above."""
 
     @property
+    def template(self) -> str:
+        """The chat template, or templates; empty for none."""
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How the model writes its answers, in transformers' language, if that came with the tokenizer."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The special tokens by their text."""
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `render` works."""
+
+    def template_knows(self, name: str) -> bool:
+        """Whether the chat template reads a variable."""
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`; with `special` what the model expects around a whole text is added."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, special tokens left out."""
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of `tokens`; with `special` that of special tokens too, which are left out else."""
 
     def piece(self, token: int) -> bytes:
         """The bytes that one token stands for."""
@@ -53,13 +68,31 @@ class HubTokenizer:
         self._tokenizer = tokenizer
         self._turn = contextlib.nullcontext() if getattr(tokenizer, "is_fast", False) else threading.Lock()
         self.longest_token = _longest_token(tokenizer)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+        self.special_tokens = {str(token): number for number, token in added if token.special}
         self._special = frozenset(tokenizer.all_special_ids)
         self._byte_level = "ByteLevel" in str(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", ""))
 
     @property
+    def template(self) -> str:
+        """The chat template; of several, all of them."""
+        given = getattr(self._tokenizer, "chat_template", None) or ""
+        return given if isinstance(given, str) else "\n".join(given.values())
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """What came with the tokenizer."""
+        found: Mapping[str, Any] | None = getattr(self._tokenizer, "response_template", None)
+        return found
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the tokenizer came with a chat template."""
-        return bool(getattr(self._tokenizer, "chat_template", None))
+        return bool(self.template)
+
+    def template_knows(self, name: str) -> bool:
+        """Whether the chat template names a variable."""
+        return re.search(rf"\b{re.escape(name)}\b", self.template) is not None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`."""
@@ -74,9 +107,11 @@ class HubTokenizer:
         ids: list[int] = said["input_ids"]
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, special tokens left out."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of `tokens`."""
+        return str(
+            self._tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
 
     def piece(self, token: int) -> bytes:
         """The bytes that one token stands for."""

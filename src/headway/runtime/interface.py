@@ -69,6 +69,7 @@ class SamplingParams:
         frequency_penalty: Taken off for each time that a token is in the answer.
         logit_bias: Added to the logits of single tokens.
         logprobs: Report log-probabilities: the chosen token's and those of this many of the most likely ones.
+        min_tokens: No token that ends the answer is chosen before it has so many.
     """
 
     temperature: float = 1.0
@@ -81,6 +82,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values outside their ranges.
@@ -115,9 +117,9 @@ class SamplingParams:
 
     @property
     def shapes_logits(self) -> bool:
-        """Whether penalties or biases change the logits."""
+        """Whether penalties, biases or a least length change the logits."""
         penalties = (self.repetition_penalty != 1, self.presence_penalty != 0, self.frequency_penalty != 0)
-        return any(penalties) or bool(self.logit_bias)
+        return any(penalties) or bool(self.logit_bias) or self.min_tokens > 0
 
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -221,6 +223,7 @@ class RowAnswer:
         confidence: float32, the drafter's own opinion of each place of a draft: the chance that it holds if all before
             it do. None where the drafter has none.
         fault: Why the row failed, with all else left empty; None if it did not.
+        scored: Log probabilities of known tokens, from the one behind the row's first on, where they were asked for.
     """
 
     tokens: tuple[int, ...] = ()
@@ -230,6 +233,7 @@ class RowAnswer:
     accepted: int = 0
     confidence: NDArray[np.float32] | None = None
     fault: RowFault | None = None
+    scored: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)

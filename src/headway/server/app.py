@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -23,13 +23,15 @@ from headway.server.connections import RequestIds
 from headway.server.errors import install_error_handlers
 from headway.server.metrics import Metrics
 from headway.server.openapi import openapi_document
-from headway.server.protocol import ChatRequest, CompletionRequest, parse_body
+from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields, parse_body
 from headway.server.recorder import Observers
 from headway.server.service import GenerationService, ServerOptions
 
 __all__ = ["PATHS", "create_app"]
 
 logger = logging.getLogger(__name__)
+
+BodyT = TypeVar("BodyT", bound=GenerationFields)
 
 PATHS = {
     "POST /v1/chat/completions": "answer a conversation",
@@ -76,14 +78,14 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
 
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)
-    app.include_router(_open_routes(engine, metrics, keyed=bool(options.api_keys)))
+    app.include_router(_open_routes(engine, metrics, options))
     app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_keys))])
     return RequestIds(app)  # around everything: a response to a fault of ours has an id as well
 
 
-def _open_routes(engine: Engine, metrics: Metrics, *, keyed: bool) -> APIRouter:
+def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> APIRouter:
     """What anyone may ask, key or not."""
-    document = openapi_document(keyed=keyed)
+    document = openapi_document(keyed=bool(options.api_keys), strict=options.strict)
     router = APIRouter()
 
     @router.get("/")
@@ -121,12 +123,12 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = parse_body(ChatRequest, await _read_json(request, options), service.engine.max_model_len)
+        body = await _body(ChatRequest, request, service)
         return await service.chat(body, request)
 
     @router.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        body = parse_body(CompletionRequest, await _read_json(request, options), service.engine.max_model_len)
+        body = await _body(CompletionRequest, request, service)
         return await service.complete(body, request)
 
     @router.get("/v1/models")
@@ -182,6 +184,11 @@ def _key_check(api_keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
             )
 
     return check
+
+
+async def _body(kind: type[BodyT], request: Request, service: GenerationService) -> BodyT:
+    given = await _read_json(request, service.options)
+    return parse_body(kind, given, service.engine.max_model_len, strict=service.options.strict)
 
 
 async def _read_json(request: Request, options: ServerOptions) -> Any:

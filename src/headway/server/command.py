@@ -65,6 +65,10 @@ class _ServerFlags:
             "a salt; others learn what they resumed at), all (all clients trust each other).",
         ),
     ] = "own"
+    strict: Annotated[
+        bool,
+        option(_SERVER, "Refuse requests with fields that are not known; else they are ignored, and told.", "--strict"),
+    ] = False
     served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
     restore_answers: Annotated[
         bool, option(_SERVER, "Where a prompt sends an answer back as text, use the token ids that it was given in.")
@@ -202,6 +206,7 @@ def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: R
         flags.salt_by_key,
         flags.restore_answers,
         client_timeout=flags.client_timeout,
+        strict=flags.strict,
     )
 
 

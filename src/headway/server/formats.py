@@ -6,9 +6,11 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
+from headway.server.chat.reading import AnswerForm, ReadAnswer
 
 __all__ = ["ChatFormat", "Choice", "CompletionFormat", "Format", "usage"]
 
@@ -44,22 +46,29 @@ class Choice:
         text: Its text.
         logprobs: Log probabilities of its tokens.
         result: How it ended, once it has.
+        prompt_logprobs: Log probabilities of the prompt's tokens from the second on, where they were asked for.
     """
 
     index: int
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     result: RequestResult | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, delta: Delta) -> None:
         """Append what a step added."""
         self.text += delta.text
         self.logprobs += delta.logprobs
         self.result = delta.result or self.result
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
 
 
 class Format(Protocol):
     """How one endpoint writes answers."""
+
+    @property
+    def reads_special(self) -> bool:
+        """Whether it is to get the special tokens of answers as text."""
 
     def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
@@ -67,8 +76,8 @@ class Format(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """The first chunk of answer `index`, or None if the endpoint has none."""
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
-        """The chunk that adds `delta` to answer `index`."""
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
+        """The chunk that adds `delta` to answer `index`, or None while there is nothing to show."""
 
     def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
         """The chunk without answers that carries the usage."""
@@ -76,25 +85,44 @@ class Format(Protocol):
 
 @dataclass
 class ChatFormat:
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`.
+
+    Attributes:
+        form: How the model writes its answers; None if they are nothing but text.
+    """
 
     model: str
     tokenizer: TextTokenizer
     with_logprobs: bool
+    form: AnswerForm | None = None
     identity: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
+    _answers: dict[int, ReadAnswer] = field(default_factory=dict)
+
+    @property
+    def reads_special(self) -> bool:
+        """They say which part of an answer is which."""
+        return self.form is not None
 
     def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
-        written = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice.logprobs),
-                "finish_reason": choice.result.finish_reason if choice.result else None,
-            }
-            for choice in choices
-        ]
+        written = []
+        for choice in choices:
+            answer = ReadAnswer(self.form)
+            piece = answer.read(choice.text, ended=True)
+            message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
+            if piece.reasoning:
+                message["reasoning_content"] = piece.reasoning
+            if piece.calls:
+                message |= {"content": piece.content or None, "tool_calls": [call.written() for call in piece.calls]}
+            written.append(
+                {
+                    "index": choice.index,
+                    "message": message,
+                    "logprobs": self._logprobs(choice.logprobs),
+                    "finish_reason": answer.finish_reason(choice.result),
+                }
+            )
         return self._frame("chat.completion", written) | {"usage": counts}
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -102,13 +130,22 @@ class ChatFormat:
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """The chunk that adds `delta` to answer `index`."""
+        answer = self._answers.setdefault(index, ReadAnswer(self.form))
+        first = len(answer.calls)
+        piece = answer.read(delta.text, ended=delta.result is not None)
+        if not (piece or delta.result or (self.with_logprobs and delta.logprobs)):
+            return None
+        added: dict[str, Any] = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
+        added |= {"content": piece.content} if piece.content or not (piece or delta.result) else {}
+        if piece.calls:
+            added["tool_calls"] = [{"index": i} | call.written() for i, call in enumerate(piece.calls, first)]
         choice = {
             "index": index,
-            "delta": {"content": delta.text} if delta.text or not delta.result else {},
+            "delta": added,
             "logprobs": self._logprobs(delta.logprobs),
-            "finish_reason": delta.result.finish_reason if delta.result else None,
+            "finish_reason": answer.finish_reason(delta.result),
         }
         return self._chunk([choice])
 
@@ -148,24 +185,28 @@ class CompletionFormat:
     """`/v1/completions`.
 
     Attributes:
-        echoes: One per choice: the prompt's text to put before the answer, or "".
+        echoes: One per prompt: its tokens and its text, to put before each of its answers; empty for no echo.
+        answers: Answers to each prompt.
     """
 
     model: str
     tokenizer: TextTokenizer
     with_logprobs: bool
-    echoes: Sequence[str]
+    echoes: Sequence[tuple[Sequence[int], str]]
+    answers: int = 1
     identity: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict)
+    _scores: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
+    reads_special = False
 
     def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
         written = [
             {
                 "index": choice.index,
-                "text": self.echoes[choice.index] + choice.text,
-                "logprobs": self._logprobs(choice.index, choice.logprobs),
+                "text": self._echo(choice.index) + choice.text,
+                "logprobs": self._logprobs(choice.index, choice.logprobs, choice.prompt_logprobs),
                 "finish_reason": choice.result.finish_reason if choice.result else None,
             }
             for choice in choices
@@ -174,17 +215,20 @@ class CompletionFormat:
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk that repeats the prompt, if that was asked for."""
-        if not self.echoes[index]:
+        if not self._echo(index) or self.with_logprobs:  # with log probabilities the first chunk repeats it
             return None
-        choice = {"index": index, "text": self.echoes[index], "logprobs": None, "finish_reason": None}
+        choice = {"index": index, "text": self._echo(index), "logprobs": None, "finish_reason": None}
         return self._frame([choice])
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """The chunk that adds `delta` to answer `index`."""
+        if not (delta.text or delta.logprobs or delta.result):
+            return None
+        begins = self.with_logprobs and index not in self._offsets
         choice = {
             "index": index,
-            "text": delta.text,
-            "logprobs": self._logprobs(index, delta.logprobs),
+            "text": self._echo(index) + delta.text if begins else delta.text,
+            "logprobs": self._logprobs(index, delta.logprobs, delta.prompt_logprobs),
             "finish_reason": delta.result.finish_reason if delta.result else None,
         }
         return self._frame([choice])
@@ -203,24 +247,25 @@ class CompletionFormat:
             "choices": choices,
         }
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _echo(self, index: int) -> str:
+        return self.echoes[index // self.answers][1] if self.echoes else ""
+
+    def _logprobs(
+        self, index: int, logprobs: Sequence[TokenLogprob], of_prompt: Sequence[TokenLogprob]
+    ) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        texts = [self._text(entry.token) for entry in logprobs]
-        offset = self._offsets.get(index, 0)
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        self._offsets[index] = offset
-        return {
-            "tokens": texts,
-            "token_logprobs": [max(_LOWEST_LOGPROB, entry.logprob) for entry in logprobs],
-            "top_logprobs": [
-                {self._text(token): max(_LOWEST_LOGPROB, value) for token, value in entry.top} for entry in logprobs
-            ],
-            "text_offset": offsets,
-        }
+        entries, prompt, rows = list(logprobs), index // self.answers, list[tuple[Any, ...]]()
+        if self.echoes and index not in self._offsets:  # the first answer to a prompt has told them
+            entries = [*self._scores.setdefault(prompt, of_prompt), *logprobs]
+            rows.append((self._text(self.echoes[prompt][0][0]), None, None))
+        for entry in entries:
+            top = {self._text(token): max(_LOWEST_LOGPROB, value) for token, value in entry.top}
+            rows.append((self._text(entry.token), max(_LOWEST_LOGPROB, entry.logprob), top))
+        offsets = list(accumulate((len(row[0]) for row in rows), initial=self._offsets.get(index, 0)))
+        self._offsets[index] = offsets.pop()
+        names = ("tokens", "token_logprobs", "top_logprobs")
+        return {name: [row[i] for row in rows] for i, name in enumerate(names)} | {"text_offset": offsets}
 
     def _text(self, token: int) -> str:
         return _written(self.tokenizer.piece(token))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from headway.engine import Engine, GenerationRequest
@@ -47,11 +48,22 @@ def generation_requests(
         "no_store": request.headway.no_store,
         "constraint": constraint,
         "pin_seconds": _pin_seconds(request, engine.config.pin_seconds),
+        "stop_shown": request.include_stop_str_in_output,
+        "special_shown": not request.skip_special_tokens,
     }
     if pin and request.headway.no_store:
         raise RequestError("pin keeps a prefix and no_store keeps nothing; choose one", "headway.pin", "invalid_value")
+    if (request.min_tokens or 0) > limit:
+        told = f"min_tokens is {request.min_tokens}, and the answer has at most {limit}"
+        raise RequestError(told, "min_tokens", "invalid_value")
+    if request.min_tokens and constraint is not None:
+        told = "a form says where the answer ends, and so does min_tokens: leave one of them out"
+        raise RequestError(told, "min_tokens", "invalid_value")
     size = engine.model.vocab_size
-    return [GenerationRequest(sampling=_sampling(request, i, size), **common) for i in range(request.n or 1)]
+    made = [GenerationRequest(sampling=_sampling(request, i, size), **common) for i in range(request.n or 1)]
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
+        made[0] = replace(made[0], prompt_logprobs=request.logprobs)
+    return made
 
 
 def _pin_seconds(request: GenerationFields, longest: float) -> float | None:
@@ -104,6 +116,7 @@ def _sampling(request: ChatRequest | CompletionRequest, choice: int, vocabulary:
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_logit_bias(request, vocabulary),
         logprobs=_logprobs(request),
+        min_tokens=request.min_tokens or 0,
     )
 
 
@@ -124,8 +137,6 @@ def _logit_bias(request: GenerationFields, vocabulary: int) -> dict[int, float]:
 def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     """How many likely tokens to report at each place; None for no log probabilities at all."""
     if isinstance(request, CompletionRequest):
-        if request.echo and request.logprobs is not None:
-            raise RequestError("log probabilities of the prompt are not supported: leave out echo or logprobs", "echo")
         return request.logprobs
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")

@@ -9,8 +9,8 @@ from pydantic.json_schema import models_json_schema
 
 from headway import __version__
 from headway.server import schemas
+from headway.server.fields import HINTS, UNSUPPORTED
 from headway.server.protocol import ChatRequest, CompletionRequest
-from headway.server.unsupported import UNSUPPORTED
 
 __all__ = ["openapi_document"]
 
@@ -35,8 +35,8 @@ _STREAM = {
 }
 
 
-def openapi_document(*, keyed: bool) -> dict[str, Any]:
-    """The document of a server; `keyed` says that it asks for a key."""
+def openapi_document(*, keyed: bool, strict: bool) -> dict[str, Any]:
+    """The document of a server; `keyed` says that it asks for a key, `strict` that it takes no unknown fields."""
     api, asked = (400, 401, 404, 405, 408, 413, 429, 500, 503), (401, 404, 405, 500, 503)
     paths: dict[str, Any] = {
         "/v1/chat/completions": {
@@ -64,13 +64,13 @@ def openapi_document(*, keyed: bool) -> dict[str, Any]:
         "info": {"title": "Headway", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": _schemas(strict),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _schemas() -> dict[str, Any]:
+def _schemas(strict: bool) -> dict[str, Any]:
     kinds = [ChatRequest, CompletionRequest, *filter(_is_record, vars(schemas).values())]
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_OF_PLACE)
     told: dict[str, Any] = found["$defs"]
@@ -78,6 +78,12 @@ def _schemas() -> dict[str, Any]:
         properties = told[kind.__name__]["properties"]
         for name, (neutral, reason) in UNSUPPORTED.items():
             properties[name] = {"enum": list(neutral), "description": f"Not supported: {reason}."}
+        for name, instead in HINTS.items():
+            properties[name] = {"description": f"Ignored: {instead}."}
+    for schema in told.values():
+        if schema.get("additionalProperties") is True:
+            schema["additionalProperties"] = not strict
+    told["HeadwayOptions"]["additionalProperties"] = False
     return told
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from headway.engine.tokenizer import TextTokenizer
 from headway.errors import RequestError
 from headway.server.answers import GivenAnswer, GivenAnswers
-from headway.server.protocol import ChatRequest, CompletionRequest, Message
+from headway.server.chat.conversation import Conversation, conversation_of
+from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.tell.prompt_text import common_start
 
-__all__ = ["OwnAnswer", "PreparedPrompt", "plain_message", "prepare_chat", "prepare_completions"]
+__all__ = ["OwnAnswer", "PreparedPrompt", "prepare_chat", "prepare_completions"]
 
 _MAX_ANSWERS = 256
 """Answers that one request may ask for."""
@@ -39,27 +40,9 @@ _HEAD = 32
 """Characters by which it is seen how a tokenizer writes the beginning of a text."""
 _MORE = "more"
 """Stands for a part behind the marked one."""
+_THINK = "<think>"
 _MAX_MISMATCHES = 4
 """Ends inside a token after which no more are looked for: each makes the next stretch to tokenise longer."""
-# Options of transformers' function itself. The template above all: it is a program, and clients do not choose programs.
-_TAKEN_OPTIONS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -89,6 +72,9 @@ class PreparedPrompt:
         boundaries: Ends of messages, in tokens, ascending.
         breakpoints: Positions that the client marked, in tokens, ascending.
         answers: Answers in it of which the ids are a question, ascending.
+        cut: Tokens in front of it that `truncate_prompt_tokens` took away.
+        opening: What the chat template writes behind the last message, in front of the answer.
+        tools: How the tools differ from those of an earlier request, as a sentence; empty if they do not.
     """
 
     tokens: NDArray[np.int32]
@@ -96,6 +82,9 @@ class PreparedPrompt:
     boundaries: tuple[int, ...] = ()
     breakpoints: tuple[int, ...] = ()
     answers: tuple[OwnAnswer, ...] = ()
+    cut: int = 0
+    opening: str = ""
+    tools: str = ""
 
 
 def prepare_completions(
@@ -120,10 +109,12 @@ def prepare_completions(
         raise RequestError("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if len(prompts) * (request.n or 1) > _MAX_ANSWERS:
         raise RequestError(f"more than {_MAX_ANSWERS} answers in one request; send several", "prompt")
+    keep = _tokens_to_keep(request, longest)
     for text in prompts:
-        if isinstance(text, str):
+        if isinstance(text, str) and keep is None:
             _refuse_by_length(text, tokenizer, longest, "prompt")
-    return [_prepare_text(prompt, request, tokenizer, answered) for prompt in prompts]
+    prepared = (_prepare_text(prompt, request, tokenizer, answered) for prompt in prompts)
+    return [_cut(prompt, keep, tokenizer if request.echo else None) for prompt in prepared]
 
 
 def prepare_chat(
@@ -142,22 +133,52 @@ def prepare_chat(
     """
     if not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template; use /v1/completions", "messages", "chat_template_missing")
-    options = _template_options(request)
-    _refuse_many_marks(request.messages)
-    messages = [plain_message(message, message.parts()) for message in request.messages]
+    asked, keep = conversation_of(request, tokenizer), _tokens_to_keep(request, longest)
+    _refuse_many_marks(request)
     try:
-        text = tokenizer.render(messages, answer=True, options=options)
+        text = asked.render(tokenizer)
     except Exception as error:
         raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
-    _refuse_by_length(text, tokenizer, longest, "messages")
-    written = _write(text, tokenizer, request.cache_salt or "", answered)
+    if keep is None:
+        _refuse_by_length(text, tokenizer, longest, "messages")
+    special = bool(request.add_special_tokens)
+    written = _write(text, tokenizer, request.cache_salt or "", answered, special=special)
     tokens = np.array(written.tokens, dtype=np.int32)
     if longest is not None and len(tokens) > longest:
-        return PreparedPrompt(tokens, text)
-    ends = _message_ends(messages, text, tokenizer, options)
-    marks = _marked_ends(request.messages, messages, text, tokenizer, options)
-    boundaries, breakpoints = _positions(text, written, ends, marks, tokenizer)
-    return PreparedPrompt(tokens, text, boundaries, breakpoints, written.answers)
+        return _cut(PreparedPrompt(tokens, text), keep, None)
+    ends, marks = _message_ends(asked, text, tokenizer), _marked_ends(request, asked, text, tokenizer)
+    opening = (
+        text[ends[len(asked.messages)] :] if len(asked.messages) in ends else _THINK * text.rstrip().endswith(_THINK)
+    )
+    listed = _tools_end(asked, text, tokenizer)
+    exact, floors = _positions(text, written, set(ends.values()), {**listed, **marks}, tokenizer)
+    boundaries = sorted({*exact, *(floors[end] for end in listed if floors[end])})
+    breakpoints = dict.fromkeys(floors[end] for end in sorted(marks) if floors[end])
+    prepared = PreparedPrompt(tokens, text, tuple(boundaries), tuple(breakpoints), written.answers, opening=opening)
+    return _cut(prepared, keep, None)
+
+
+def _tokens_to_keep(request: GenerationFields, longest: int | None) -> int | None:
+    """How many last tokens of a prompt are kept (`truncate_prompt_tokens`); None for all."""
+    wanted = request.truncate_prompt_tokens
+    answer = request.max_tokens or getattr(request, "max_completion_tokens", None) or 1
+    room = None if longest is None else max(1, longest - answer)
+    return room if wanted == -1 else wanted
+
+
+def _cut(prompt: PreparedPrompt, keep: int | None, tokenizer: TextTokenizer | None) -> PreparedPrompt:
+    """The last `keep` tokens of a prompt; `tokenizer` writes them as text where that is wanted."""
+    cut = 0 if keep is None else len(prompt.tokens) - keep
+    if cut <= 0:
+        return prompt
+    tokens = prompt.tokens[cut:]
+    boundaries, breakpoints = (
+        tuple(place - cut for place in places if place > cut) for places in (prompt.boundaries, prompt.breakpoints)
+    )
+    text = "" if tokenizer is None else tokenizer.decode(tokens.tolist())
+    return replace(
+        prompt, tokens=tokens, text=text, boundaries=boundaries, breakpoints=breakpoints, answers=(), cut=cut
+    )
 
 
 def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, field: str) -> None:
@@ -172,10 +193,10 @@ def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, 
         )
 
 
-def _refuse_many_marks(messages: Sequence[Message]) -> None:
-    marks = sum(message.cache_control is not None for message in messages)
-    for message in messages:
-        if not isinstance(message.content, str):
+def _refuse_many_marks(request: ChatRequest) -> None:
+    marks = sum(one.cache_control is not None for one in (*request.messages, *(request.tools or ())))
+    for message in request.messages:
+        if isinstance(message.content, list):
             marks += sum(part.cache_control is not None for part in message.content)
     if marks > _MAX_MARKS:
         raise RequestError(
@@ -185,19 +206,12 @@ def _refuse_many_marks(messages: Sequence[Message]) -> None:
         )
 
 
-def _template_options(request: ChatRequest) -> Mapping[str, Any]:
-    options = request.chat_template_kwargs or {}
-    taken = sorted(_TAKEN_OPTIONS & options.keys())
-    if taken:
-        raise RequestError(f"chat_template_kwargs may not set {', '.join(taken)}", "chat_template_kwargs")
-    return options
-
-
 def _prepare_text(
     prompt: str | list[int], request: CompletionRequest, tokenizer: TextTokenizer, answered: GivenAnswers | None
 ) -> PreparedPrompt:
     if isinstance(prompt, str):
-        written = _write(prompt, tokenizer, request.cache_salt or "", answered, special=True)
+        special = request.add_special_tokens is not False
+        written = _write(prompt, tokenizer, request.cache_salt or "", answered, special=special)
         return PreparedPrompt(np.array(written.tokens, dtype=np.int32), prompt, answers=written.answers)
     if any(not 0 <= token < 2**31 for token in prompt):
         raise RequestError("a token id is negative or too large", "prompt", "invalid_token")
@@ -268,82 +282,87 @@ def _stands_alone(text: str, tokenizer: TextTokenizer) -> bool:
     return tokenizer.encode("x" + head) == tokenizer.encode("x") + tokenizer.encode(head)
 
 
-def plain_message(message: Message, parts: Sequence[str]) -> dict[str, Any]:
-    """A message as templates expect it."""
-    role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": "\n".join(parts)}
-    return plain if message.name is None else plain | {"name": message.name}
-
-
-def _try_render(
-    messages: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer, options: Mapping[str, Any]
-) -> str | None:
-    """The text of a part of the conversation, or None: some templates refuse one that ends in the middle."""
-    try:
-        return tokenizer.render(messages, answer=False, options=options)
-    except Exception:
-        return None
-
-
-def _message_ends(
-    messages: Sequence[Mapping[str, Any]], text: str, tokenizer: TextTokenizer, options: Mapping[str, Any]
-) -> set[int]:
-    """Where messages end, as offsets into `text`."""
-    count = len(messages)
+def _message_ends(asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, int]:
+    """Where the first so many messages end, as offsets into `text`."""
+    count = len(asked.messages)
     wanted = {*range(1, min(count, _FIRST_BOUNDARIES) + 1), *range(max(1, count - _LAST_BOUNDARIES + 1), count + 1)}
-    rendered = (_try_render(messages[:end], tokenizer, options) for end in sorted(wanted))
-    return {len(part) for part in rendered if part and text.startswith(part)}
+    rendered = ((end, asked.part(tokenizer, asked.messages[:end])) for end in sorted(wanted))
+    return {end: len(part) for end, part in rendered if part and text.startswith(part)}
 
 
-def _marked_ends(
-    given: Sequence[Message],
-    messages: Sequence[Mapping[str, Any]],
-    text: str,
-    tokenizer: TextTokenizer,
-    options: Mapping[str, Any],
-) -> dict[int, str]:
+def _tools_end(asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, str]:
+    """Where the definitions of the tools end, and other conversations with the same tools part from this one.
+
+    As an offset into `text`, with what would follow it in another. Nowhere if the template writes the tools behind the
+    text of the first message, or not at all.
+    """
+    if not asked.tools:
+        return {}
+    more = replace(asked, tools=[*asked.tools, asked.tools[-1]]).part(tokenizer, asked.messages)
+    listed = common_start(more or text, text)
+    said = {"content": _MORE if asked.messages[0]["content"] != _MORE else ""}
+    others = (asked.part(tokenizer, [{"role": role} | said]) or "" for role in ("system", "user"))
+    ends = [(end, other[end : end + _HEAD]) for other in others if listed <= (end := common_start(other, text))]
+    return dict([min(ends)]) if listed and ends and min(ends)[0] < len(text) else {}
+
+
+def _marked_ends(request: ChatRequest, asked: Conversation, text: str, tokenizer: TextTokenizer) -> dict[int, str]:
     """Where the texts end that the client marked, as offsets into `text`, and what would follow if they went on."""
     ends: dict[int, str] = {}
-    for i, message in enumerate(given):
-        cuts = [] if message.cache_control is None else [len(message.parts())]
-        if not isinstance(message.content, str):
+
+    def mark(closed: str | None, going_on: str | None) -> None:
+        end = min(common_start(closed or "", text), common_start(closed or "", going_on or ""))
+        if end:
+            ends[end] = (going_on or "")[end : end + len(_MORE) + 1]
+
+    for i, tool in enumerate(request.tools or (), start=1):
+        if tool.cache_control is not None:
+            listed = (replace(asked, tools=[*asked.tools[:i], *more]) for more in ((), asked.tools[:1]))
+            mark(*(one.part(tokenizer, asked.messages) for one in listed))
+    for i, message in enumerate(request.messages):
+        parts = message.parts()
+        cuts = [] if message.cache_control is None else [len(parts)]
+        if isinstance(message.content, list):
             cuts += [j for j, part in enumerate(message.content, start=1) if part.cache_control is not None]
         for cut in cuts:
-            parts = message.parts()[:cut]
-            closed, open_ = (
-                _try_render([*messages[:i], plain_message(message, [*parts, *more])], tokenizer, options) or ""
-                for more in ((), (_MORE,))
-            )
-            end = min(common_start(closed, text), common_start(closed, open_))
-            if end:
-                ends[end] = open_[end : end + len(_MORE) + 1]
+            said = ("\n".join([*parts[:cut], *more]) for more in ((), (_MORE,)))
+            mark(*(asked.part(tokenizer, [*asked.messages[:i], {**asked.messages[i], "content": one}]) for one in said))
     return ends
 
 
 def _positions(
-    text: str, written: _Written, ends: set[int], marks: Mapping[int, str], tokenizer: TextTokenizer
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token positions of offsets into `text`: of those in `ends` that fall between tokens, of all in `marks`."""
-    boundaries: list[int] = []
-    breakpoints: list[int] = []
+    text: str, written: _Written, ends: set[int], floors: Mapping[int, str], tokenizer: TextTokenizer
+) -> tuple[list[int], dict[int, int]]:
+    """Token positions of offsets into `text`.
+
+    Args:
+        text: The prompt.
+        written: Its tokens.
+        ends: Offsets of which those count that fall between tokens.
+        floors: Offsets that count in any case, at the last token before, with what would follow them in another text.
+        tokenizer: The tokenizer.
+
+    Returns:
+        Those of `ends`, ascending, and each of `floors`.
+    """
+    exact: list[int] = []
+    found: dict[int, int] = {}
     tokens, level = written.tokens, deque(written.level)
     start = position = mismatches = 0
-    for end in sorted(ends | marks.keys()):
+    for end in sorted(ends | floors.keys()):
         while level and level[0][0] <= end:
             start, position = max((start, position), level.popleft())
-        if mismatches >= _MAX_MISMATCHES and end not in marks:
+        if mismatches >= _MAX_MISMATCHES and end not in floors:
             continue
         stretch = tokenizer.encode(text[start:end])
         common = common_start(stretch, tokens[position : position + len(stretch)])
-        exact = common == len(stretch)
-        if end in marks:
-            going_on = tokenizer.encode(text[start:end] + marks[end])
-            reached = position + min(common, common_start(going_on, stretch))
-            breakpoints += [reached] if reached else []
-        if not exact:
-            mismatches += 1
+        if end in floors:
+            going_on = tokenizer.encode(text[start:end] + floors[end])
+            found[end] = position + min(common, common_start(going_on, stretch))
+        if common < len(stretch):
+            mismatches += end in ends
             continue
         position, start = position + common, end
         if end in ends:
-            boundaries.append(position)
-    return tuple(boundaries), tuple(dict.fromkeys(breakpoints))
+            exact.append(position)
+    return exact, found

@@ -6,33 +6,22 @@ import re
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StringConstraints, Tag, ValidationError
 
 from headway.errors import RequestError
-from headway.server.unsupported import refuse_unsupported
+from headway.server.chat.messages import Message, NamedTool, Tool
+from headway.server.fields import HINTS, STREAM_HINTS, refuse_unsupported
+from headway.server.records import Record, unknown_field
 
 __all__ = [
-    "CacheControl",
     "ChatRequest",
     "CompletionRequest",
     "GenerationFields",
     "HeadwayOptions",
     "JsonSchema",
-    "Message",
     "ResponseFormat",
     "StreamOptions",
     "StructuredOutputs",
-    "TextPart",
     "parse_body",
 ]
 
@@ -41,62 +30,21 @@ _MAX_STOPS = 16
 _MAX_PARTS = 16384
 """Messages and parts of messages in a request: each costs time before anything is known of its length in tokens."""
 _MAX_BIASES = 8192
+_MAX_TOOLS = 1024
 _MAX_PROMPTS = 256
 """Prompts of one plain completion, and answers that it may ask for."""
 _ShortText = Annotated[str, StringConstraints(max_length=512)]
 
 
-def _first_of(given: dict[str, Any], known: Any) -> dict[str, Any]:
-    """`given` with the first of its unknown keys only: each would be a fault of its own, and one is told."""
-    unknown = next((name for name in given if name not in known), None)
-    return {name: value for name, value in given.items() if name in known or name == unknown}
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tell_one_unknown(cls, given: Any) -> Any:
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return _first_of(given, known) if isinstance(given, dict) else given
-
-
-class CacheControl(_Record):
-    """A client's mark that others will share the prompt up to here."""
-
-    type: Literal["ephemeral"]
-
-
-class TextPart(_Record):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-
-
-class Message(_Record):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: str | None = None
-    cache_control: CacheControl | None = None
-
-    def parts(self) -> list[str]:
-        """The texts of its parts."""
-        return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-
-
-class StreamOptions(_Record):
+class StreamOptions(Record):
     """Options of a streamed answer."""
 
-    include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    HINTS = STREAM_HINTS
+
+    include_usage: bool | None = None
 
 
-class JsonSchema(_Record):
+class JsonSchema(Record):
     """A schema that the answer fits, with what OpenAI's clients say besides; it is followed whether `strict` or not."""
 
     name: _ShortText | None = None
@@ -105,14 +53,14 @@ class JsonSchema(_Record):
     strict: bool | None = None
 
 
-class ResponseFormat(_Record):
+class ResponseFormat(Record):
     """The form of the answer, as OpenAI's clients ask for it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Record):
+class StructuredOutputs(Record):
     """The form of the answer, as vLLM's clients ask for it: one of the first five."""
 
     json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
@@ -123,7 +71,7 @@ class StructuredOutputs(_Record):
     disable_any_whitespace: bool = False
 
 
-class HeadwayOptions(_Record):
+class HeadwayOptions(Record):
     """What Headway offers beyond the OpenAI API.
 
     Attributes:
@@ -132,6 +80,8 @@ class HeadwayOptions(_Record):
         pin: Protect the first so many tokens of the prompt from eviction; true for the whole prompt.
         pin_seconds: For how long; by default as long as the server lets a pin last.
     """
+
+    CLOSED = True
 
     explain: bool = False
     no_store: bool = False
@@ -145,11 +95,14 @@ def _few_biases(given: Any) -> Any:
     return given
 
 
-class GenerationFields(_Record):
+class GenerationFields(Record):
     """Fields that chat and plain completions share."""
+
+    HINTS = frozenset(HINTS)
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -164,7 +117,11 @@ class GenerationFields(_Record):
     n: Annotated[int, Field(ge=1, le=_MAX_CHOICES)] | None = None
     stop: _ShortText | Annotated[list[_ShortText], Field(max_length=_MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOPS)] | None = None
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -194,6 +151,12 @@ class ChatRequest(GenerationFields):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    reasoning_effort: _ShortText | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -230,13 +193,14 @@ class CompletionRequest(GenerationFields):
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
 
-def parse_body(kind: type[RequestT], body: Any, longest: int | None = None) -> RequestT:
+def parse_body(kind: type[RequestT], body: Any, longest: int | None = None, *, strict: bool = False) -> RequestT:
     """Check a decoded JSON body.
 
     Args:
         kind: What it should be.
         body: The body.
         longest: Most tokens of prompt and answer together. Of a longer prompt of token ids nothing else is checked.
+        strict: Refuse every field that is not known.
 
     Raises:
         RequestError: The message names the first field at fault and what it should be.
@@ -245,11 +209,15 @@ def parse_body(kind: type[RequestT], body: Any, longest: int | None = None) -> R
         raise RequestError("the body must be a JSON object", None, "invalid_body")
     supported = refuse_unsupported(body)
     _refuse_long_tokens(supported.get("prompt"), longest)
-    _refuse_foreign_content(supported.get("messages"))
+    _check_messages(supported.get("messages"))
     try:
-        return kind.model_validate(supported)
+        request = kind.model_validate(supported)
     except ValidationError as error:
-        raise _as_request_error(error, kind) from None
+        raise _as_request_error(error) from None
+    if (unknown := unknown_field(request, strict=strict)) is not None:
+        param, record = unknown
+        raise RequestError(f"unknown field {param}{_hint(param, record)}", param, "unknown_parameter")
+    return request
 
 
 def _refuse_long_tokens(prompt: Any, longest: int | None) -> None:
@@ -268,47 +236,51 @@ def _refuse_long_tokens(prompt: Any, longest: int | None) -> None:
 _FOREIGN_PARTS = {
     "image_url": "images are",
     "image": "images are",
+    "audio": "audio is",
     "input_audio": "audio is",
     "audio_url": "audio is",
     "video_url": "video is",
     "file": "files are",
-    "refusal": "refusals are",
 }
 
 
-def _refuse_foreign_content(messages: Any) -> None:
+def _check_messages(messages: Any) -> None:
     """Refuse what this server cannot take in messages, with a better reason than `unexpected value`."""
     parts = 0
     for i, message in enumerate(messages if isinstance(messages, list) else []):
         if not isinstance(message, dict):
             continue
-        parts += 1 + (len(message["content"]) if isinstance(message.get("content"), list) else 0)
+        content = message.get("content")
+        parts += 1 + (len(content) if isinstance(content, list) else 0)
         if parts > _MAX_PARTS:
             raise RequestError(f"more than {_MAX_PARTS} messages and parts of messages", "messages", "invalid_value")
-        where = f"messages[{i}]"
-        if message.get("role") in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
-            raise RequestError(
-                f"{where}: tool calls are not supported; put what was called and what came back into the text",
-                where,
-                "unsupported_parameter",
-            )
-        for j, part in enumerate(message["content"] if isinstance(message.get("content"), list) else []):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind in _FOREIGN_PARTS:
-                raise RequestError(
-                    f"{_FOREIGN_PARTS[kind]} not supported: this server takes text only",
-                    f"{where}.content[{j}]",
-                    "unsupported_content",
-                )
+        _check_message(message, content, f"messages[{i}]")
 
 
-def _as_request_error(error: ValidationError, kind: type[BaseModel]) -> RequestError:
+def _check_message(message: dict[str, Any], content: Any, where: str) -> None:
+    if message.get("role") == "function" or message.get("function_call"):
+        raise RequestError(
+            f"{where}: functions are not supported; send tool_calls and messages of the role tool, which took their "
+            "place",
+            where,
+            "unsupported_parameter",
+        )
+    if content is None and message.get("role") != "assistant":
+        raise RequestError(f"{where}.content is missing", f"{where}.content", "missing_required_parameter")
+    foreign: list[tuple[str, Any]] = [(f"{where}.audio", "audio")] if message.get("audio") else []
+    for j, part in enumerate(content if isinstance(content, list) else []):
+        foreign += [(f"{where}.content[{j}]", part.get("type") if isinstance(part, dict) else None)]
+    for place, kind in foreign:
+        if isinstance(kind, str) and kind in _FOREIGN_PARTS:
+            told = f"{_FOREIGN_PARTS[kind]} not supported: this server takes text only"
+            raise RequestError(told, place, "unsupported_content")
+
+
+def _as_request_error(error: ValidationError) -> RequestError:
     """The fault that went deepest into the body, and best had the right type: of a union's branches, the one meant."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     fault = max(faults, key=lambda f: (sum(isinstance(s, int) for s in f["loc"]), not f["type"].endswith("_type")))
     param = _path(fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        return RequestError(f"unknown field {param}{_hint(param, kind)}", param, "unknown_parameter")
     if fault["type"] == "missing":
         return RequestError(f"{param} is missing", param, "missing_required_parameter")
     expected = _EXPECTED.get(re.sub(r"\[\d+\]", "[]", param))
@@ -318,22 +290,32 @@ def _as_request_error(error: ValidationError, kind: type[BaseModel]) -> RequestE
     return RequestError(f"{param}: {said[:1].lower()}{said[1:]}", param, "invalid_value")
 
 
-def _hint(param: str, kind: type[BaseModel]) -> str:
-    """What an unknown field may have been meant to be: all fields of `headway`, or the nearest of the body's."""
-    parent, _, name = param.rpartition(".")
-    if parent == "headway":
+def _hint(param: str, record: type[BaseModel]) -> str:
+    """What an unknown field may have been meant to be: all fields of `headway`, or the nearest of the record's."""
+    if record is HeadwayOptions:
         return f"; headway has {', '.join(HeadwayOptions.model_fields)}"
-    near = get_close_matches(name, kind.model_fields, n=1, cutoff=0.7) if not parent else []
+    near = get_close_matches(param.rpartition(".")[2], record.model_fields, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-_SHAPES = {"list_type", "string_type", "model_type", "dict_type", "too_short", "int_type", "model_attributes_type"}
+_SHAPES = {
+    "literal_error",
+    "list_type",
+    "string_type",
+    "model_type",
+    "dict_type",
+    "too_short",
+    "int_type",
+    "model_attributes_type",
+}
 _EXPECTED = {
     "messages": 'a list of at least one message, such as [{"role": "user", "content": "Hello"}]',
     "messages[]": 'an object, such as {"role": "user", "content": "Hello"}',
     "messages[].content": 'a text, or a list of parts such as {"type": "text", "text": "Hello"}',
     "messages[].content[]": 'an object, such as {"type": "text", "text": "Hello"}',
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "tools": 'a list of tools, such as [{"type": "function", "function": {"name": "look", "parameters": {...}}}]',
+    "tool_choice": '"auto", "none", "required", or {"type": "function", "function": {"name": "look"}}',
     "headway": f"an object with any of {', '.join(HeadwayOptions.model_fields)}",
 }
 """Fields of a shape that clients get wrong, and what they should be."""
@@ -350,4 +332,4 @@ def _path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-_BRANCHES = {"str", "int", "bool", "TextPart", "constrained"}
+_BRANCHES = {"str", "int", "bool", "TextPart", "NamedTool", "constrained", "literal"}

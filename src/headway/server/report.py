@@ -9,18 +9,20 @@ resumed at, which its usage tells anyway. All text comes from the client's own p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headway.cache import Explanation, Loss, Reason
 from headway.engine import RequestResult, TextTokenizer
-from headway.server.prompts import PreparedPrompt, plain_message
+from headway.server.chat.conversation import conversation_of
+from headway.server.prompts import PreparedPrompt
 from headway.server.protocol import ChatRequest, CompletionRequest
 from headway.tell.prompt_text import Change, Place, PromptText
 
 __all__ = ["headway_report", "prompt_text"]
 
+_SCORED = "log probabilities of the prompt were asked for (echo with logprobs): every token of it has to be computed"
 _NOT_TOLD = (
     "no more is told of a prompt that others may share: send a cache_salt of your own, or start the server with "
     "--salt-by-key or --explain all"
@@ -40,10 +42,11 @@ def headway_report(
         everything: And whether it may know what prompts of other salts have told the cache.
     """
     found, timings = result.explanation, result.timings
+    scored = result.request.prompt_logprobs is not None
     losses, changed, matched = _rounded_losses(result), None, result.cached_tokens
     if told_in_full and found is not None:
         lines = found.losses if everything else _own_losses(found)
-        losses = [_loss(one.reason.value, one.start, one.stop, _detail(one, prompt)) for one in lines]
+        losses = [_loss(one.reason.value, one.start, one.stop, _detail(one, prompt, scored)) for one in lines]
         changed, matched = found.displaced, found.matched
         if changed is not None and _spelled_otherwise(changed.start, prompt):
             changed = None  # the client sent the very text
@@ -62,6 +65,7 @@ def headway_report(
             for own in prompt.answers
             if own.restored or told_in_full
         ],
+        "tools": prompt.tools if told_in_full else "",
         "preemptions": result.preemptions,
         "seconds": {
             "queue": _rounded(timings.queue),
@@ -77,10 +81,12 @@ def prompt_text(
     """The prompt of a request as its client knows it."""
     if isinstance(request, CompletionRequest):
         return PromptText(prompt.tokens.tolist(), tokenizer.piece)
-    messages = [plain_message(message, message.parts()) for message in request.messages]
-    options = request.chat_template_kwargs or {}
-    render = partial(tokenizer.render, answer=True, options=options)
-    return PromptText(prompt.tokens.tolist(), tokenizer.piece, prompt.text, messages, render)
+    asked = conversation_of(request, tokenizer)
+
+    def render(messages: Sequence[dict[str, Any]]) -> str:
+        return replace(asked, messages=messages).render(tokenizer)
+
+    return PromptText(prompt.tokens.tolist(), tokenizer.piece, prompt.text, asked.messages, render)
 
 
 def _own_losses(explanation: Explanation) -> Iterator[Loss]:
@@ -99,13 +105,22 @@ def _own_losses(explanation: Explanation) -> Iterator[Loss]:
 def _rounded_losses(result: RequestResult) -> list[dict[str, Any]]:
     """What is lost, as far as the position that the request resumed at tells it."""
     start, stop = result.cached_tokens, result.prompt_tokens
+    if result.request.prompt_logprobs is not None:
+        return [_loss(Reason.COMPUTED_ANEW.value, start, stop, _SCORED)]
     if start == stop - 1:
         return [_loss(Reason.LAST_TOKEN.value, start, stop, "")]
     return [_loss("not_told", start, stop, _NOT_TOLD)]
 
 
-def _detail(loss: Loss, prompt: PreparedPrompt) -> object:
+def _detail(loss: Loss, prompt: PreparedPrompt, scored: bool) -> object:
     """What else there is to say of a loss."""
+    if scored and loss.reason is Reason.COMPUTED_ANEW:
+        return _SCORED
+    if prompt.cut and loss.reason in (Reason.NOTHING_MATCHED, Reason.PARTED):
+        return (
+            f"{prompt.cut} tokens in front of it were cut off (truncate_prompt_tokens): a prompt that grows begins "
+            "elsewhere each time, and shares nothing with itself"
+        )
     if loss.reason is Reason.PARTED and _spelled_otherwise(loss.start, prompt):
         return (
             f"an answer of this server, in other tokens from {loss.start} on than it was given in: the tokenizer "

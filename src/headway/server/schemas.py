@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = [
     "AnswerMessage",
+    "AnsweredCall",
+    "AnsweredFunction",
     "ChatChoice",
     "ChatCompletion",
     "ChatLogprobs",
@@ -93,15 +95,32 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
-class AnswerMessage(_Answer):
+class AnsweredFunction(_Answer):
+    """Which function is called, and with what: a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(_Answer):
+    """A tool that is to be called."""
+
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
+
+
+class AnswerMessage(_Optional):
     """The message of an answer."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str = None  # type: ignore[assignment]
+    tool_calls: list[AnsweredCall] = None  # type: ignore[assignment]
 
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 """Why an answer ended."""
 
 
@@ -118,8 +137,8 @@ class CompletionLogprobs(_Answer):
     """Log probabilities of a plain answer."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -26,6 +26,8 @@ from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextToke
 from headway.errors import HeadwayError, RequestError
 from headway.runtime.interface import Constraint
 from headway.server.answers import GivenAnswers
+from headway.server.chat.reading import answer_form
+from headway.server.chat.tools import ToolLists, constrained_calls, idle_fields, tools_to_call
 from headway.server.constraints import constraint_of
 from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
@@ -34,12 +36,16 @@ from headway.server.pins import PinIds
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
+from headway.server.records import ignored_fields
 from headway.server.report import headway_report, prompt_text
 from headway.server.tokenizing import TokenizingThreads
 
 __all__ = ["GenerationService", "ServerOptions"]
 
 logger = logging.getLogger(__name__)
+
+_MOST_IGNORED = 256
+"""Fields that the log names."""
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=GenerationFields)
@@ -58,6 +64,7 @@ class ServerOptions:
         salt_by_key: Requests share prefixes with those of the same key only.
         restore_answers: Prompts that send an answer back as text get the ids that it was given in.
         client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
+        strict: Fields that are not known are refused, not ignored.
     """
 
     model_name: str
@@ -68,6 +75,7 @@ class ServerOptions:
     salt_by_key: bool = False
     restore_answers: bool = True
     client_timeout: float = 60.0
+    strict: bool = False
 
 
 @dataclass
@@ -120,6 +128,8 @@ class GenerationService:
         self._tokenizer = tokenizer
         self._tokenizing = TokenizingThreads()
         self.pins = PinIds(engine)
+        self._ignored: set[str] = set()
+        self._tools = ToolLists()
 
     def close(self) -> None:
         """Stop the threads that tokenise."""
@@ -140,8 +150,23 @@ class GenerationService:
         prompt = await self._tokenize(
             lambda: prepare_chat(body, self._tokenizer, longest, self.answers), size, body, http
         )
-        form = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs))
-        return await self._answer(body, [prompt], form, http)
+        tools, asked = tools_to_call(body), constraint_of(body)
+        told = self._tools.told(body.cache_salt or "", tools) if tools else ""
+        form = None
+        if tools or asked is None:  # else the answer is of that form from its first token on
+            parallel = body.parallel_tool_calls is not False
+            form = answer_form(
+                self._tokenizer,
+                prompt.text,
+                prompt.opening,
+                tools,
+                parallel=parallel,
+                shown=not body.skip_special_tokens,
+            )
+        constraint = constrained_calls(body, self._tokenizer, prompt.opening, asked[0] if asked else None)
+        written = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs), form)
+        bound = None if constraint is None else (constraint, asked[1] if asked else "tools")
+        return await self._answer(body, [replace(prompt, tools=told)], written, http, bound)
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Answer `POST /v1/completions`."""
@@ -151,9 +176,17 @@ class GenerationService:
         prompts = await self._tokenize(
             lambda: prepare_completions(body, self._tokenizer, longest, self.answers), size, body, http
         )
-        echoes = [prompt.text if body.echo else "" for prompt in prompts for _ in range(body.n or 1)]
-        form = CompletionFormat(self.options.model_name, self._tokenizer, body.logprobs is not None, echoes)
-        return await self._answer(body, prompts, form, http)
+        echoes = [(prompt.tokens.tolist(), prompt.text) for prompt in prompts] if body.echo else []
+        name, scored = self.options.model_name, body.logprobs is not None
+        form = CompletionFormat(name, self._tokenizer, scored, echoes, body.n or 1)
+        return await self._answer(body, prompts, form, http, constraint_of(body))
+
+    def _log_ignored(self, names: Sequence[str]) -> None:
+        """One line for each field, when it comes for the first time."""
+        new = [name for name in names if name not in self._ignored][: _MOST_IGNORED - len(self._ignored)]
+        if new:
+            self._ignored.update(new)
+            logger.info("ignored, here and in later requests: %s", ", ".join(new))
 
     def _admit(self, body: BodyT, http: Request) -> BodyT:
         """Check what the options of the server have a say in; a key's own salt becomes part of the request's."""
@@ -174,13 +207,12 @@ class GenerationService:
             return body.model_copy(update={"cache_salt": salt})
         return body
 
-    async def _constraint(self, body: GenerationFields) -> Constraint | None:
-        """The form that is asked for, compiled; other requests go on meanwhile.
+    async def _constraint(self, asked: tuple[Constraint, str] | None) -> Constraint | None:
+        """The form that is asked for by a field, compiled; other requests go on meanwhile.
 
         Raises:
             RequestError: It is none, and why.
         """
-        asked = constraint_of(body)
         if asked is None:
             return None
         constraint, field = asked
@@ -200,6 +232,10 @@ class GenerationService:
     ) -> dict[str, Any]:
         """What the client is told beside the answers to a prompt: what became of its pin, and why, if it asked."""
         told = self.pins.tell(answers)
+        idle = idle_fields(body, self._tokenizer) if isinstance(body, ChatRequest) else []
+        if ignored := [*ignored_fields(body), *idle]:
+            self._log_ignored(ignored)
+            told |= {"ignored": ignored}
         if not body.headway.explain:
             return told
         everything, in_full = self.options.explain == "all", self._tells_in_full(body)
@@ -225,19 +261,22 @@ class GenerationService:
         prompts: Sequence[PreparedPrompt],
         form: Format,
         http: Request,
+        asked: tuple[Constraint, str] | None,
     ) -> Response:
-        constraint = await self._constraint(body)
+        constraint = await self._constraint(asked)
         handles: list[RequestHandle] = []
         try:
             for prompt in prompts:
                 requests = generation_requests(body, prompt, self.engine, constraint)
+                if form.reads_special:
+                    requests = [replace(request, special_shown=True) for request in requests]
                 told = body.headway.explain and self._tells_in_full(body)
                 requests[0] = replace(requests[0], find_displaced=told)  # the report is of the first answer
                 handles += self.engine.submit_group(requests)
         except BaseException:
             _abort(handles)
             raise
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         job = _Job(form, prompts, handles, partial(self._tell, body), include_usage)
         if body.stream:
             return _EventStream(job)
@@ -283,8 +322,8 @@ async def _events(job: _Job) -> AsyncGenerator[dict[str, Any] | str, None]:
             async for index, delta in deltas:
                 job.choices[index].add(delta)
                 open_choices -= delta.result is not None
-                if delta.text or delta.logprobs or delta.result:
-                    chunk = job.format.chunk(index, delta)
+                chunk = job.format.chunk(index, delta)
+                if chunk is not None:
                     last = open_choices == 0 and delta.result is not None and not job.include_usage
                     yield chunk | {"usage": job.totals()} | await job.report() if last else chunk
         if job.include_usage:

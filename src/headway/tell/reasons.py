@@ -22,7 +22,7 @@ MEANING = {
     Reason.STATE_NEVER_TAKEN.value: "computed before, but no checkpoint was taken there",
     Reason.LOOKAHEAD.value: "a draft's entries depend on later tokens",
     Reason.NO_ROOM.value: "the memory cannot hold the prompt and what resuming here would copy",
-    Reason.COMPUTED_ANEW.value: "going on from there token by token would have cost more",
+    Reason.COMPUTED_ANEW.value: "computing it anew cost less, or log probabilities of it were asked for",
     Reason.STILL_COMPUTING.value: "a running request is computing it",
     Reason.TIER_MISSED.value: "no lower tier had it",
     Reason.TIER_FAILED.value: "a lower tier failed to load it",

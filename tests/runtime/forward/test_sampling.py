@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from headway.errors import RequestError
-from headway.runtime.forward.sampling import sample, token_logprobs
+from headway.runtime.forward.sampling import distributions, sample, token_logprobs
 from headway.runtime.interface import SampleRow, SamplingParams
 
 NONE = np.empty(0, dtype=np.int32)
@@ -88,6 +89,14 @@ def test_penalties() -> None:
     assert sample(logits, [row(temperature=0, frequency_penalty=0.06, output=[0, 0])]).tokens[0] == 1
     assert sample(logits, [row(temperature=0, repetition_penalty=1.2, prompt=[-5, 0])]).tokens[0] == 1
     assert logits.tolist() == [[2.0, pytest.approx(1.9), -1.0]], "the logits given are not changed"
+
+
+def test_no_end_token_is_chosen_before_the_least_length() -> None:
+    logits = torch.tensor([[5.0, 3.0, 1.0]])
+    for length, token in ((0, 1), (1, 1), (2, 0)):
+        asked = replace(row(temperature=0, min_tokens=2, output=[1] * length), ends=frozenset({0}))
+        assert sample(logits, [asked]).tokens.tolist() == [token]
+        assert distributions(logits, [asked]).argmax().item() == token, "as drafts are judged"
 
 
 def test_logprobs_are_the_models_own() -> None:

@@ -11,7 +11,7 @@ from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.forward.batch import batch_of
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
-from headway.runtime.forward.sampling import sample
+from headway.runtime.forward.sampling import sample, score_rows
 from headway.runtime.interface import RowAnswer
 
 __all__ = ["LocalExecutor"]
@@ -43,8 +43,9 @@ class LocalExecutor:
         if self._speculator is not None:
             following = np.full(len(work.samples), -1, dtype=np.int64) if work.following is None else work.following
             asked = (work.step, work.tables, work.tokens, work.samples)
-            return self._speculator.run(*asked, following, work.leases, work.long)
-        batch, places = batch_of(work.step, work.tables, work.tokens, long=work.long)
+            return self._speculator.run(*asked, following, work.leases, work.long, work.scored)
+        scored = None if work.scored is None else np.array([top is not None for top in work.scored])
+        batch, places = batch_of(work.step, work.tables, work.tokens, scored, work.long)
         result = self._runner.run(batch)
         logits = result.logits
         answers = [RowAnswer(kept=count) for count in work.step.counts.tolist()]
@@ -54,6 +55,8 @@ class LocalExecutor:
             for (_, place, _), token, record in zip(asks, chosen.tokens.tolist(), chosen.logprobs, strict=True):
                 records = () if record is None else (record,)
                 answers[place] = RowAnswer((token,), answers[place].kept, records)
+        if work.scored is not None and work.following is not None:
+            score_rows(answers, result.all_logits, places.tolist(), work.tokens, work.following, work.scored)
         for row, fault in self._runner.faults(batch, result).items():
             answers[int(places[row])] = RowAnswer(fault=fault)
         for place, fault in ({} if self._grammars is None else self._grammars.faults(work.samples, answers)).items():

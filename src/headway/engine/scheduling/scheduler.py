@@ -56,6 +56,9 @@ __all__ = ["Scheduler"]
 
 logger = logging.getLogger(__name__)
 
+_SCORED_TOKENS = 256
+"""Tokens of a prompt whose log probabilities one step finds: the logits of each take as much as a vocabulary."""
+
 
 class Scheduler:
     """Requests that wait and run on one prefix cache. One thread drives it: `schedule`, run, `complete` or `fail`.
@@ -201,6 +204,7 @@ class Scheduler:
     def _take_row(self, request: RunningRequest, start: int, pending: int, answer: RowAnswer) -> tuple[int, int]:
         """Take what a request got out of a step: its tokens that count, and how many tokens were added to it."""
         kept, told = answer.kept, 0
+        request.take_scores(start, answer.scored)
         request.observed = start + pending
         if pending > 1 or start < request.prompt_length:
             self._epoch += 1
@@ -327,6 +331,8 @@ class Scheduler:
         if self._single_steps and request.computed:
             return 1
         stop = min(int(request.lease.next_stop), request.computed + min(request.pending, self._one_set(request)))
+        if request.unscored(request.computed):
+            stop = min(stop, request.computed + _SCORED_TOKENS)
         return max(1, stop - request.computed)
 
     @property
@@ -357,7 +363,7 @@ class Scheduler:
         Returns whether it waits. Who has been running before does not.
         """
         least = self._config.wait_tokens
-        if least == 0 or self._single_steps or request.cached_tokens is not None:
+        if least == 0 or self._single_steps or request.cached_tokens is not None or request.unscored(0):
             return False
         prefills = [r for r in self.running if not self._answering(r)]
         if (found := leader_of(self.cache, hit, prefills, least)) is None:
@@ -375,10 +381,16 @@ class Scheduler:
         if not self.running:
             return True
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        used = hit.tokens if hit.tokens >= self._config.least_hit(request.known) else 0
+        used = hit.tokens if hit.tokens >= self._least_hit(request, hit) else 0
         fits = fits_beside(self.cache, held, request.known, used)
         request.refused_epoch = None if fits else self._epoch
         return fits
+
+    def _least_hit(self, request: RunningRequest, hit: Hit) -> int:
+        """Tokens from which on a hit is used; more than there are where it hides log probabilities that are wanted."""
+        if request.unscored(0) and not request.unscored(hit.tokens):
+            return request.known + 1
+        return self._config.least_hit(request.known)
 
     def _prompt(self, request: RunningRequest) -> Prompt:
         """What the cache is asked for. Entries of the long set of frequencies are in a namespace of their own."""
@@ -413,8 +425,9 @@ class Scheduler:
         asked = request.request.find_displaced and request.cached_tokens is None
         displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
         try:
-            least = self._config.least_hit(request.known)
-            lease = self.cache.lease(self._prompt(request), request.hit, least_hit=least)
+            prompt = self._prompt(request)
+            hit = request.hit or self.cache.lookup(prompt)
+            lease = self.cache.lease(prompt, hit, least_hit=self._least_hit(request, hit))
         except UnservableError as error:
             self._fail_request(request, error)
             return None

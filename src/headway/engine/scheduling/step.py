@@ -54,7 +54,11 @@ def scheduled_step(
     if rope is not None:
         begun = np.array([request.long for request in requests], dtype=np.bool_)
         long = begun | (step.starts >= rope.original)
-    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following, long=long), requests)
+    scored = None
+    if any(request.request.prompt_logprobs is not None for request in requests):
+        starts = step.starts.tolist()
+        scored = [r.request.prompt_logprobs if r.unscored(at) else None for r, at in zip(requests, starts, strict=True)]
+    return ScheduledStep(StepWork(step, cache.tables, tokens, samples, following, long=long, scored=scored), requests)
 
 
 def _sample_row(request: RunningRequest) -> SampleRow:

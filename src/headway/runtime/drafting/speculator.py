@@ -48,6 +48,7 @@ from headway.runtime.forward.batch import RunBatch, batch_of
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.plan import ForwardPlan
 from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.forward.sampling import score_rows
 from headway.runtime.interface import RowAnswer, SampleRow
 from headway.runtime.parallel.communicator import Communicator
 
@@ -97,6 +98,7 @@ class Speculator:
         following: Int64s,
         leases: Int64s | None = None,
         long: Bools | None = None,
+        scored: Sequence[int | None] | None = None,
     ) -> list[RowAnswer]:
         """Propose, copy, compute, judge, export.
 
@@ -110,6 +112,7 @@ class Speculator:
             leases: int64, one per row: a number of its own that its lease keeps from step to step; the step's rows if
                 not given.
             long: bool, one per row: whether it uses the long set of rotary frequencies; None for no row.
+            scored: One per row: see `headway.engine.executor.StepWork`; None for no row.
 
         Returns:
             One record per row of the step.
@@ -119,9 +122,12 @@ class Speculator:
         whole = [np.concatenate([t, p.tokens]) for t, p in zip(tokens, proposals, strict=True)]
         cut = replace(step, counts=np.array([len(row) for row in whole], dtype=np.int64))
         drafted = np.array([len(proposal.tokens) > 0 for proposal in proposals])
-        batch, places = batch_of(cut, tables, whole, drafted, long)
+        asked = [top is not None for top in scored or ()]
+        batch, places = batch_of(cut, tables, whole, drafted | asked if scored else drafted, long)
         judging = _Judging(self, leases, batch, places, asks, proposals, following)
         result = self.runner.run(batch, judging.judge)
+        if scored is not None:
+            score_rows(judging.answers, result.all_logits, places.tolist(), tokens, following, scored)
         for row, fault in self.runner.faults(batch, result).items():
             judging.answers[int(places[row])] = RowAnswer(fault=fault)
         for place, fault in ({} if self.grammars is None else self.grammars.faults(asks, judging.answers)).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.runtime.forward.grammars import Grammars
-from headway.runtime.interface import SampleRow, SamplingParams, TokenLogprob
+from headway.runtime.interface import RowAnswer, SampleRow, SamplingParams, TokenLogprob
 
 __all__ = [
     "Sampled",
@@ -25,6 +25,7 @@ __all__ = [
     "distributions",
     "draw",
     "sample",
+    "score_rows",
     "token_logprobs",
     "uniform",
 ]
@@ -89,8 +90,33 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
     return [TokenLogprob(int(t), p, best) for t, p, best in zip(tokens, own, pairs, strict=True)]
 
 
+def score_rows(
+    answers: list[RowAnswer],
+    logits: Sequence[torch.Tensor | None],
+    places: Sequence[int],
+    tokens: Sequence[Int32s],
+    following: NDArray[np.int64],
+    scored: Sequence[int | None],
+) -> None:
+    """Add the log-probabilities of known tokens to the answers of rows that ask for them (`RowAnswer.scored`).
+
+    Args:
+        answers: One per row of the step; changed.
+        logits: One float32 [n, vocab] per row of the batch, behind each of its tokens, or None.
+        places: For each row of the batch its place in the step.
+        tokens: One array per row of the step.
+        following: The token behind them where it is known, else -1.
+        scored: How many of the most likely tokens to report with each, or None; one per row of the step.
+    """
+    for row, place in zip(logits, places, strict=True):
+        if row is not None and (top := scored[place]) is not None:
+            known = [*tokens[place][1:].tolist(), *(token for token in following[[place]].tolist() if token >= 0)]
+            records = token_logprobs(row[: len(known)], known, min(top, row.shape[-1]))
+            answers[place] = replace(answers[place], scored=tuple(records))
+
+
 def _shape(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Apply penalties and biases, on a copy if there are any."""
+    """Apply penalties, biases and least lengths, on a copy if there are any."""
     changed = [i for i, row in enumerate(rows) if row.params.shapes_logits]
     if not changed:
         return logits
@@ -103,6 +129,8 @@ def _shape(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
     """Change one row's logits, float32 [vocab], in place."""
     params, device = row.params, logits.device
+    if len(row.output) < params.min_tokens and row.ends:
+        logits[torch.tensor(sorted(row.ends), device=device)] = -torch.inf
     if params.repetition_penalty != 1:
         present = np.unique(np.concatenate([row.prompt, row.output])).astype(np.int64)
         seen = torch.from_numpy(present[(present >= 0) & (present < len(logits))]).to(device)

@@ -1,0 +1,267 @@
+"""An answer as it comes, taken apart: what is said, what was thought before it, and which tools are called.
+
+transformers' parser finds the parts. Around it stands what a server needs: the same pieces whether an answer is
+streamed or not, only the white space that a model wrote between two parts left out, and nothing lost. What looks like
+a call and is none (cut off in the middle, or no JSON) is given out as it was written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers.utils.chat_parsing import ResponseParser
+
+from headway.engine import RequestResult, TextTokenizer
+from headway.server.chat.families import family_of
+
+__all__ = ["AnswerForm", "AnswerReader", "Call", "Piece", "ReadAnswer", "answer_form"]
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_SHORT = string.ascii_letters + string.digits
+_EDGES = re.compile(r"(?=[<\[])|(?<=[>\]])")
+"""Where delimiters may begin and end."""
+_BETWEEN = re.compile(r"[\s;,]*")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool.
+
+    Attributes:
+        id: By which its result is sent back.
+        name: The function.
+        arguments: A JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def written(self) -> dict[str, Any]:
+        """As OpenAI's API writes it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass
+class Piece:
+    """What has come of an answer, in this order.
+
+    Attributes:
+        reasoning: What was thought.
+        content: What is said.
+        calls: Tools that are called, whole.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls)
+
+    def __iadd__(self, other: Piece) -> Piece:
+        self.reasoning += other.reasoning
+        self.content += other.content
+        self.calls += other.calls
+        return self
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """How a model writes its answers to one request.
+
+    Attributes:
+        template: A response template of transformers.
+        opening: What the parser is to know of the prompt: all, or what the chat template writes in front of answers.
+        tools: The tools, whose schemas say of which types their arguments are.
+        short_ids: See `Family`.
+        most_calls: Calls beyond it are left out; None for any number.
+        special: Special tokens, which are left out of what is said; empty if they are to be shown.
+    """
+
+    template: dict[str, Any]
+    opening: str
+    tools: list[Any]
+    short_ids: bool
+    most_calls: int | None
+    special: frozenset[str]
+
+
+def answer_form(
+    tokenizer: TextTokenizer,
+    prompt: str,
+    opening: str,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    parallel: bool = True,
+    shown: bool = False,
+) -> AnswerForm | None:
+    """How a model answers a prompt; None if its answers are nothing but text.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        prompt: The prompt's text.
+        opening: What the chat template writes in front of an answer.
+        tools: The tools that may be called; empty if calls are not looked for.
+        parallel: Whether there may be more than one call.
+        shown: Whether special tokens are part of what is said.
+    """
+    own, family = tokenizer.response_template, family_of(tokenizer)
+    if own is None and family is None:
+        return None
+    template = dict(own) if own is not None else {} if family is None else family.response_template()
+    fields = {name: one for name, one in template["fields"].items() if one and (tools or name != "tool_calls")}
+    if not fields.keys() - {"content"}:
+        return None
+    before = prompt if own is not None else opening if family is not None and family.anchored else ""
+    special = frozenset() if shown else tokenizer.special_tokens
+    short = family is not None and family.short_ids
+    return AnswerForm(
+        {**template, "fields": fields}, before, list(tools), short, None if parallel else 1, frozenset(special)
+    )
+
+
+class ReadAnswer:
+    """One answer as far as it has been read, whether it has a form or is nothing but text.
+
+    Attributes:
+        calls: The calls in it.
+    """
+
+    def __init__(self, form: AnswerForm | None) -> None:
+        self.calls: list[Call] = []
+        self._reader = None if form is None else AnswerReader(form)
+
+    def read(self, text: str, *, ended: bool) -> Piece:
+        """What `text`, the next of the answer, adds; its last one where it has `ended`."""
+        if self._reader is None:
+            return Piece(content=text)
+        piece = self._reader.read(text)
+        if ended:
+            piece += self._reader.end()
+        self.calls += piece.calls
+        return piece
+
+    def finish_reason(self, result: RequestResult | None) -> str | None:
+        """Why it ended, once it has: `tool_calls` where it stopped to have tools called."""
+        if result is None:
+            return None
+        return "tool_calls" if self.calls and result.finish_reason == "stop" else result.finish_reason
+
+
+class AnswerReader:
+    """Reads one answer, piece by piece."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._form = form
+        self._parser: ResponseParser | None = ResponseParser(form.template, form.opening, tools=form.tools)
+        self._unread = ""
+        """What the parser has got and has not told of."""
+        self._spaces = {"content": "", "reasoning": ""}
+        self._begun: set[str] = set()
+        self._calls = 0
+        special = sorted(form.special, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+
+    def read(self, text: str) -> Piece:
+        """What `text`, the next of the answer, adds."""
+        piece = Piece()
+        for part in _EDGES.split(text):  # so that what cannot be read begins with what the parser has not told
+            piece += self._step(part)
+        return piece
+
+    def end(self) -> Piece:
+        """What was held back, at the answer's end."""
+        piece = self._step(None)
+        if "content" in self._begun and not self._calls:
+            piece.content += self._spaces["content"]
+        return piece
+
+    def _step(self, text: str | None) -> Piece:
+        """What the parser makes of `text`, or of the end; when it fails, the text that it could not read."""
+        if self._parser is None:
+            return Piece(content=self._plain(text or ""))
+        self._unread += text or ""
+        try:
+            piece = Piece()
+            for event in self._parser.finalize()[1] if text is None else self._parser.feed(text):
+                piece += self._take(event)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._parser = None
+            return Piece(content=self._plain(self._unread))
+        return piece
+
+    def _take(self, event: Mapping[str, Any]) -> Piece:
+        name, kind = event["field"], event["type"]
+        if name == "tool_calls":
+            calls = list(self._called(event["value"])) if kind == "region_close" else []
+            self._unread = "" if calls else self._unread
+            return Piece(calls=calls)
+        part = "reasoning" if name in _REASONING else name
+        if part not in self._spaces:
+            return Piece()
+        if kind == "region_open" and part in self._begun:
+            self._spaces[part] += "" if self._spaces[part] else "\n"
+        if kind != "region_chunk":
+            return Piece()
+        self._unread = self._unread.partition(event["text"])[2]
+        said = self._said(part, event["text"])
+        return Piece(reasoning=said) if part == "reasoning" else Piece(content=said)
+
+    def _said(self, part: str, text: str) -> str:
+        """Text of a part with the white space in front of it held back until something follows."""
+        text = self._spaces[part] + (self._special.sub("", text) if self._special else text)
+        parted = bool(self._begun - {part}) or bool(self._calls)
+        if part not in self._begun and (part == "reasoning" or parted):
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._spaces[part] = text[len(shown) :]
+        if shown:
+            self._begun.add(part)
+        return shown
+
+    def _plain(self, text: str) -> str:
+        return self._special.sub("", text) if self._special else text
+
+    def _called(self, value: Any) -> Iterator[Call]:
+        """The calls in a value of the parser: one, a list, or JSON objects as text.
+
+        Raises:
+            ValueError, KeyError, TypeError: There is none.
+        """
+        found = list(_objects(value)) if isinstance(value, str) else value if isinstance(value, list) else [value]
+        for one in found:
+            function = one.get("function", one)
+            function = one if isinstance(function, str) else function
+            arguments = function.get("arguments", function.get("parameters", {}))
+            name = function.get("name") or function["function"]
+            if not isinstance(name, str):
+                raise TypeError("a call without a name")
+            if self._form.most_calls is None or self._calls < self._form.most_calls:
+                self._calls += 1
+                written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                yield Call(str(one.get("id") or self._new_id()), name, written)
+
+    def _new_id(self) -> str:
+        if self._form.short_ids:
+            return "".join(secrets.choice(_SHORT) for _ in range(9))
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """JSON objects that stand one behind the other."""
+    place, decoder = 0, json.JSONDecoder()
+    while place < len(text):
+        found, place = decoder.raw_decode(text, place)
+        if not isinstance(found, dict):
+            raise TypeError("a call is an object")
+        yield found
+        between = _BETWEEN.match(text, place)
+        place = len(text) if between is None else between.end()

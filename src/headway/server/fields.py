@@ -1,0 +1,84 @@
+"""Fields of this kind of API that this server does not have: those that are refused, and those that are ignored.
+
+A field that would change the answer is refused with what to do instead. A client that sends it with the value that
+asks for nothing (`"suffix": ""`) gets its answer: many clients always send the whole list. A field that cannot change
+the answer is taken, and told (`headway.server.records`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.errors import RequestError
+
+__all__ = ["HINTS", "STREAM_HINTS", "UNSUPPORTED", "refuse_unsupported"]
+
+_EMPTY: tuple[Any, ...] = (None,)
+_EMPTY_LIST: tuple[Any, ...] = (None, [])
+
+_TOOLS = "send tools and tool_choice, which took its place"
+_SAMPLER = "use temperature, top_p, top_k and min_p"
+
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "functions": (_EMPTY_LIST, _TOOLS),
+    "function_call": ((None, "none", "auto"), _TOOLS),
+    "modalities": ((None, ["text"]), "answers are only text"),
+    "audio": (_EMPTY, "answers are only text"),
+    "web_search_options": (_EMPTY, "nothing is searched; put what the model should know into the prompt"),
+    "verbosity": ((None, "medium"), "use the prompt to ask for a shorter or longer answer"),
+    "documents": (_EMPTY_LIST, "put what the model should know into the messages"),
+    "chat_template": (_EMPTY, "a template is a program, and clients do not choose programs; use chat_template_kwargs"),
+    "cache_control": (
+        _EMPTY,
+        "put it on a message or on a part of its content, to mark the end of what others share; the end of a prompt is "
+        "kept anyway",
+    ),
+    "length_penalty": ((None, 1), "there is no beam search; ask for n answers and choose"),
+    "use_beam_search": ((None, False), "there is no beam search; ask for n answers and choose"),
+    "best_of": ((None, 1), "ask for n answers and choose"),
+    "suffix": ((None, ""), "answers only continue a prompt"),
+    "prompt_logprobs": (_EMPTY, "ask /v1/completions for echo and logprobs"),
+    "bad_words": (_EMPTY_LIST, "use logit_bias to keep tokens away"),
+    "allowed_token_ids": (_EMPTY, "use logit_bias to keep tokens away"),
+    "logits_processors": (_EMPTY_LIST, "use logit_bias"),
+    "typical_p": ((None, 1), _SAMPLER),
+    "mirostat": ((None, 0), _SAMPLER),
+    "dry_multiplier": ((None, 0), _SAMPLER),
+    "xtc_probability": ((None, 0), _SAMPLER),
+}
+"""Field -> the values that ask for nothing, and why it is refused otherwise."""
+
+HINTS = {
+    "metadata": "nothing is stored that it could be attached to",
+    "store": "answers are not stored",
+    "prompt_cache_key": "prefixes are found by their tokens, without a key",
+    "prompt_cache_retention": "what is kept is decided by what it saves; headway.pin keeps a prefix",
+    "safety_identifier": "the field user is used for a fair queue",
+    "service_tier": "there is one service tier",
+    "priority": "the queue is fair among users",
+    "request_id": "the header x-request-id is used",
+    "prediction": "to guess ahead, serve with --draft",
+    "spaces_between_special_tokens": "tokens are written as they are",
+    "mm_processor_kwargs": "only text is taken",
+}
+"""Field of a body -> what is done instead; it cannot change the answer, so it is taken and told."""
+STREAM_HINTS = frozenset({"continuous_usage_stats", "include_obfuscation", "chunk_size"})
+"""The same for `stream_options`."""
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `body` without the fields of `UNSUPPORTED`, and without those that are null.
+
+    Raises:
+        RequestError: One of them asks for something; the message says why that is not possible.
+    """
+    for name, (neutral, reason) in UNSUPPORTED.items():
+        if name in body and not any(_same(body[name], value) for value in neutral):
+            raise RequestError(f"{name} is not supported here: {reason}", name, "unsupported_parameter")
+    return {name: value for name, value in body.items() if name not in UNSUPPORTED and value is not None}
+
+
+def _same(given: Any, neutral: Any) -> bool:
+    """Equal, and not a boolean that happens to equal a number."""
+    return bool(given == neutral) and isinstance(given, bool) == isinstance(neutral, bool)
