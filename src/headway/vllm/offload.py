@@ -1,8 +1,8 @@
 """Headway's value as a cache policy of vLLM's CPU offloading tier: an interface that vLLM supports.
 
-    --kv-offloading-size GIB --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
-        "kv_connector_extra_config": {"eviction_policy": "ValueCachePolicy",
-                                      "cache_policy_module_path": "headway.vllm.offload"}}'
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config":
+        {"cpu_bytes_to_use": BYTES, "eviction_policy": "ValueCachePolicy",
+         "cache_policy_module_path": "headway.vllm.offload"}}'
 
 The tier knows *chunks*: the entries, or the state, of one KV cache group up to a position. Chunks of all groups at one
 position of one prefix have the same hash; that is a *place*. A request that comes back can resume at a place where all

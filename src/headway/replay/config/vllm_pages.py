@@ -139,20 +139,19 @@ def page_plan(
     found = [PageTable(kind, count, span, reach) for (kind, span, reach), count in tables.items()]
     found.sort(key=lambda table: order.index(table.kind))
     first = next(bucket.block for bucket in buckets if bucket.kind is FullAttention)
-    most = max(min(each, bucket.layers) for bucket in buckets)
-    return PagePlan(ceil(page * most), first, tuple(found))
+    return PagePlan(ceil(page * each), first, tuple(found))
 
 
 def _buckets(groups: Sequence[LayerSpec], layers: Mapping[str, int], layout: ParallelLayout) -> list[_Bucket]:
     """Layers by kind, reach and size."""
     found: dict[tuple[type[LayerSpec], int, Fraction], int] = {}
-    several = len({type(group) for group in groups}) > 1 or len(groups) > 1
+    mixed = not all(isinstance(group, FullAttention) for group in groups)
     for group in groups:
-        count = layers.get(group.name, 0) or (0 if several else 1)
+        count = layers.get(group.name, 0) or (0 if mixed else 1)
         if not count:
             raise ConfigError(
-                f"vLLM's pages: how many layers group {group.name!r} has is not known, and pages are laid out by that: "
-                f"give the model by its name or its config.json, or state_groups, as in vllm,state_groups=3: layers with "
+                f"vLLM's pages: how many layers group {group.name!r} has is not known, and pages follow from that: give "
+                f"the model by its name or its config.json, or state_groups, as in vllm,state_groups=3: layers with "
                 f"states over layers with attention, rounded up"
             )
         wide = layout.shards > 1 and not isinstance(group, Recurrent)
