@@ -119,7 +119,7 @@ def check(policy: Any) -> None:
             children[id(place.parent)] = children.get(id(place.parent), 0) + 1
     for place in everything:
         assert place.children == children.get(id(place), 0)
-        assert place.needed == bool(policy._is_point(place) or place.open or place.children)
+        assert place.needed == bool(place.keys or place.open or place.children)
 
 
 def test_what_is_wanted_stays_and_ends_go_first(policy_class: Any) -> None:

@@ -10,9 +10,8 @@ groups have what they need: a *point*. Of groups with states and windows only so
 found out from what requests store); without these every place is a point.
 
 What is kept is decided by the point: expected uses x compute saved over the point before it / chunks that would be
-free, with the expected uses of `headway.cache.policy.reuse`. Giving up a point gives up its sparse chunks, and the entries
-that no other point needs, from the end. Entries behind the last point of a prefix go before all else, once their
-request has ended.
+free, with the expected uses of `headway.cache.policy.reuse`. Giving up a point gives up its sparse chunks; entries go
+from the end of a prefix, once no point needs them.
 
 Rejected: a value for each chunk by itself. A state without its entries is worth nothing, and entries without a state
 behind them are not either; chunks that go one by one leave both.
@@ -41,8 +40,11 @@ _GROUP_BYTES = 4
 """Bytes at the end of a chunk's key that name its group; the hash before them names the place."""
 _GHOSTS = 4
 """Places that are remembered after their chunks went, as a multiple of the tier's chunks."""
-_POINT = "prompt_end"
-"""Kind of points in sparse groups, for what is learned of their reuse."""
+_BEHIND, _BEHIND_SHARE = "behind", 0.5
+"""Kind of entries behind the last point of a prefix, and what they are worth of what a point there would save: vLLM
+stores a state where a prompt parts from such entries."""
+_END, _INSIDE = "prompt_end", "junction"
+"""Kinds of points in sparse groups, for what is learned of their reuse: the deepest that a request stores; others."""
 
 if not hasattr(CachePolicy, "on_request_access"):
     raise ConfigError(
@@ -58,12 +60,13 @@ class _Place:
         position: Tokens up to it.
         parent: The place before it, as far as a request has shown it.
         keys: Its chunks that are in the tier.
-        children: Places behind it that are needed, or lead to such.
+        children: Places behind it that are needed.
         open: Requests under way that have stored here.
-        needed: Whether it is a point, is open, or leads to one that is.
+        needed: Whether it has chunks, is open, or leads to a place that has or is.
         uses: How often it was wanted.
         born: Tick when it was stored first.
         used: Tick of its last use.
+        kind: Why it is a point, for what is learned of reuse.
         entry: Its number in the queue of points.
     """
 
@@ -76,6 +79,7 @@ class _Place:
     uses: int = 0
     born: int = 0
     used: int = 0
+    kind: str = PATH
     entry: int = -1
 
 
@@ -122,8 +126,6 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
         path, position = self._path(req_context), req_context.get_offload_key_position(key)
         self._chunks[key] = chunk
         place = self._shown(key, position, path)
-        if not place.keys:
-            self._rates.took(self._kind)
         place.keys[_group(key)] = key
         if place not in path.stored:
             path.stored.add(place)
@@ -148,7 +150,8 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
             place = self._ghosts.pop(name, None)
             if place is not None:
                 self._places[name] = place
-                self._wanted(place)
+                if not self._sparse or place.kind != PATH:
+                    self._wanted(place)
 
     def on_request_access(self, keys: Iterable[bytes], req_context: Any) -> None:
         """A request has shown some of its prefix."""
@@ -170,9 +173,18 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
         reused = sorted(self._known(reused_keys), key=lambda place: place.position)
         for place in [place for place in reused if self._is_point(place)][-1:] if self._sparse else reused:
             self._wanted(place)
+        for place in reused if self._sparse else ():
+            place.used = self._tick
         stored = self._path(req_context).stored
+        deepest = True
         for place in sorted(stored, key=lambda place: -place.position):
             place.open = max(0, place.open - 1)
+            if not self._is_point(place):
+                self._rates.took(_BEHIND)
+            else:
+                place.kind = PATH if not self._sparse else _END if deepest else _INSIDE
+                deepest = False
+                self._rates.took(place.kind)
             self._settle(place)
         stored.clear()
 
@@ -192,7 +204,8 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
                 spare = self._free(self._spare(place), protected)
             elif (found := self._points.pop()) is not None:
                 place, candidate = found
-                spare = self._free([key for group, key in place.keys.items() if self._of_point(group)], protected)
+                point = self._is_point(place)
+                spare = self._free([k for g, k in place.keys.items() if self._of_point(g) or not point], protected)
                 self._value.evicted(candidate)
             else:  # of requests under way
                 spare = [next(iter(self._free(self._evictable, protected)))]
@@ -222,7 +235,7 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
     # ---- places
 
     def _path(self, context: Any) -> _Path:
-        path = context.get_state(_Path)
+        path: _Path | None = context.get_state(_Path)
         if path is None or path.owner is not self._era:
             path = _Path(self._era)
             context.set_state(path)
@@ -233,7 +246,11 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
         name = key[:-_GROUP_BYTES]
         place = self._places.get(name)
         if place is None:
-            place = self._places[name] = self._ghosts.pop(name, None) or _Place(position or 0, born=self._tick)
+            if name in self._ghosts:
+                place = self._ghosts.pop(name)
+            else:
+                place = _Place(position or 0, born=self._tick, used=self._tick)
+            self._places[name] = place
         if position is None:
             return place
         if position not in path.places:
@@ -271,10 +288,6 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
 
     # ---- what is worth what
 
-    @property
-    def _kind(self) -> str:
-        return _POINT if self._sparse else PATH
-
     def _learn(self, key_groups: Sequence[Sequence[bytes]]) -> None:
         """Groups that store at fewer places than others are sparse."""
         counts = {_group(keys[0]): len(keys) for keys in key_groups if keys}
@@ -291,11 +304,9 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
         return group in self._sparse or not self._sparse
 
     def _spare(self, place: _Place) -> list[bytes]:
-        """Chunks of a place that serve nobody."""
+        """Chunks of sparse groups that serve nobody: others of the same point are gone."""
         if place.open or self._is_point(place):
             return []
-        if not place.needed:
-            return list(place.keys.values())
         return [key for group, key in place.keys.items() if group in self._sparse]
 
     def _free(self, keys: Iterable[bytes], protected: Collection[bytes]) -> list[bytes]:
@@ -305,12 +316,11 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
         """Judge a place anew, and those before it as far as that changes them."""
         place: _Place | None = start
         while place is not None:
-            point = self._is_point(place)
-            if point:
+            if self._is_point(place) or (place.keys and not place.children):
                 self._points.push(place)
             else:
                 self._points.discard(place)
-            needed = point or place.open > 0 or place.children > 0
+            needed = bool(place.keys) or place.open > 0 or place.children > 0
             changed, place.needed = needed != place.needed, needed
             if any(key in self._evictable for key in self._spare(place)):
                 self._useless.append(place)
@@ -321,30 +331,30 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
             place = place.parent
 
     def _wanted(self, place: _Place) -> None:
-        self._rates.wanted(self._kind, None if place.uses else max(1, self._tick - place.born))
+        self._rates.wanted(place.kind, None if place.uses else max(1, self._tick - place.born))
         place.uses += 1
         place.used = self._tick
         if place.entry >= 0:
             self._points.push(place)
 
     def _describe(self, place: _Place) -> Candidate | None:
-        """What there is to know of a point; None while it cannot go."""
+        """What there is to know of a point, or of entries with none behind them. None while it cannot go."""
         if place.open or (place.children and not self._sparse) or not self._free(place.keys.values(), ()):
             return None
-        chunks = sum(self._of_point(group) for group in place.keys)
-        before, alone = place.parent, not place.children
+        point, chunks = self._is_point(place), len(place.keys)
+        if point and place.children:
+            chunks = len(self._sparse)
+        alone, start = point and not place.children, 0
         for before in _before(place):
             if self._is_point(before):
+                start = before.position
                 break
             alone = alone and before.children == 1 and not before.open
             chunks += len(before.keys) if alone else 0
-        else:
-            before = None
-        chunks += 0 if place.children else len(place.keys) - sum(self._of_point(group) for group in place.keys)
-        start = before.position if before is not None else 0
-        rate = self._rates.rate(self._kind, place.uses, self._tick - place.born, self._tick - place.used)
-        saved = self._cost.between(start, max(start + 1, place.position))
-        return Candidate(self._kind, place.position, place.uses, rate, saved, max(1, chunks), place.used, 0.0)
+        kind, share = (place.kind, 1.0) if point else (_BEHIND, _BEHIND_SHARE)
+        rate = self._rates.rate(kind, place.uses if point else 0, self._tick - place.born, self._tick - place.used)
+        saved = share * self._cost.between(start, max(start + 1, place.position))
+        return Candidate(kind, place.position, place.uses, rate, saved, max(1, chunks), place.used, 0.0)
 
 
 def _before(place: _Place) -> Iterator[_Place]:

@@ -145,12 +145,14 @@ def page_plan(
 def _buckets(groups: Sequence[LayerSpec], layers: Mapping[str, int], layout: ParallelLayout) -> list[_Bucket]:
     """Layers by kind, reach and size."""
     found: dict[tuple[type[LayerSpec], int, Fraction], int] = {}
+    if not any(isinstance(group, FullAttention) for group in groups):
+        raise ConfigError("vLLM's pages: this model has no full attention, and models without it are not modelled")
     mixed = not all(isinstance(group, FullAttention) for group in groups)
     for group in groups:
         count = layers.get(group.name, 0) or (0 if mixed else 1)
         if not count:
             raise ConfigError(
-                f"vLLM's pages: how many layers group {group.name!r} has is not known, and pages follow from that: give "
+                f"vLLM's pages: how many layers group {group.name!r} has is not known, and pages follow from it: give "
                 f"the model by its name or its config.json, or state_groups, as in vllm,state_groups=3: layers with "
                 f"states over layers with attention, rounded up"
             )
@@ -162,8 +164,6 @@ def _buckets(groups: Sequence[LayerSpec], layers: Mapping[str, int], layout: Par
             )
         key = type(group), reach_of(group), Fraction(size_of(group), count)
         found[key] = found.get(key, 0) + count
-    if not any(kind is FullAttention for kind, _, _ in found):
-        raise ConfigError("vLLM's pages: this model has no full attention, and models without it are not modelled")
     return [_Bucket(kind, reach, size, count) for (kind, reach, size), count in found.items()]
 
 
