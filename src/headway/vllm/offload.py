@@ -171,17 +171,18 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
         self._tick += 1
         self._learn(key_groups)
         reused = sorted(self._known(reused_keys), key=lambda place: place.position)
-        for place in [place for place in reused if self._is_point(place)][-1:] if self._sparse else reused:
+        points = [place for place in reused if self._is_point(place)]
+        for place in points[-1:] if self._sparse else points:
             self._wanted(place)
-        for place in reused if self._sparse else ():
+        if reused and reused[-1] not in points:  # vLLM now stores a state there
+            self._rates.wanted(_BEHIND, max(1, self._tick - reused[-1].used))
+        for place in reused:
             place.used = self._tick
         stored = self._path(req_context).stored
         deepest = True
         for place in sorted(stored, key=lambda place: -place.position):
             place.open = max(0, place.open - 1)
-            if not self._is_point(place):
-                self._rates.took(_BEHIND)
-            else:
+            if self._is_point(place):
                 place.kind = PATH if not self._sparse else _END if deepest else _INSIDE
                 deepest = False
                 self._rates.took(place.kind)
@@ -207,6 +208,8 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
                 point = self._is_point(place)
                 spare = self._free([k for g, k in place.keys.items() if self._of_point(g) or not point], protected)
                 self._value.evicted(candidate)
+                if point and self._sparse and not place.children:
+                    self._rates.took(_BEHIND)
             else:  # of requests under way
                 spare = [next(iter(self._free(self._evictable, protected)))]
                 place = self._places[spare[0][:-_GROUP_BYTES]]
@@ -346,7 +349,7 @@ class ValueCachePolicy(CachePolicy):  # type: ignore[misc, unused-ignore]
             chunks = len(self._sparse)
         alone, start = point and not place.children, 0
         for before in _before(place):
-            if self._is_point(before):
+            if not point or self._is_point(before):
                 start = before.position
                 break
             alone = alone and before.children == 1 and not before.open
