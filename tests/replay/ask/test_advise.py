@@ -165,7 +165,7 @@ def test_what_was_not_run_says_why() -> None:
     found = study(question(by_hand), pretended({1: 100}, []))
     text = advice_text(found)
     assert "Its tokens cannot be split further over these ranks: dcp=2: only copies" in text
-    assert "vLLM: not computed: preset vllm: how many layers attention, state has is not known" in text
+    assert "vLLM: not computed: vLLM's pages: how many layers group 'attention' has is not known" in text
 
 
 def test_with_a_clock_there_are_times() -> None:
