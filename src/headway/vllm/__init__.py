@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """Headway's prefix cache in vLLM's scheduler.
 
     vllm serve MODEL --no-enable-prefix-caching --scheduler-cls headway.vllm.Scheduler
@@ -24,8 +23,3 @@ def __getattr__(name: str) -> Any:
     from headway.vllm import scheduler
 
     return getattr(scheduler, name)
-=======
-"""Headway in vLLM: what vLLM loads by its path. vLLM is imported only by the modules that it loads."""
-
-__all__: list[str] = []
->>>>>>> a1ab0a2 (Presets: vLLM's pages by its own rules and version, windows in its preset, and this cache on its pages)
