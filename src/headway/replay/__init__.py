@@ -11,6 +11,7 @@ from headway.formats import FORMATS, RecordingWriter, Trace, TraceBuilder, read_
 from headway.replay.ask.record import record_of
 from headway.replay.config import (
     PRESETS,
+    HeadwayInVllmPreset,
     MarconiPreset,
     ReplayConfig,
     Roofline,
@@ -32,6 +33,7 @@ __all__ = [
     "PRESETS",
     "WORKLOADS",
     "Figures",
+    "HeadwayInVllmPreset",
     "Kind",
     "Latency",
     "MarconiPreset",

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.formats import Trace
-from headway.replay.config import MarconiPreset, ReplayConfig, SglangPreset, VllmPreset
+from headway.replay.config import HeadwayInVllmPreset, MarconiPreset, ReplayConfig, SglangPreset, VllmPreset
 from headway.replay.config.presets import described, preset_of
-from headway.replay.config.scale import scale
+from headway.replay.config.scale import page_plan_of, scale
 from headway.replay.imitate.marconi import ALPHAS, marconi_config
 from headway.replay.imitate.sglang import run_sglang, sglang_pools
 from headway.replay.imitate.vllm import run_vllm, vllm_pages
@@ -97,7 +97,8 @@ def _replayed(
     elif isinstance(settings, VllmPreset):
         pages = vllm_pages(config, settings)
         ledger = run_vllm(trace, pages, settings, reading, matches, progress)
-        found = replace(settings, block_tokens=pages.block_tokens, state_groups=pages.state_groups)
+        plan = page_plan_of(config, settings)
+        found = replace(settings, block_tokens=plan.block_tokens, state_groups=plan.state_groups)
         size, preset = (pages.block_tokens, pages.page_bytes, pages.count), described(found)
     elif config.timing is not None:
         timed = TimedRun(trace, config, config.timing, reading, matches, progress)
@@ -107,6 +108,9 @@ def _replayed(
         sized = scale(config, trace.width, len(trace.symbols), len(trace))
         ledger = OrderedRun(trace, sized, reading, matches, progress).all()
         size = sized.symbol, sized.block_bytes, sized.cache.blocks if limited else 0
+    if isinstance(settings, HeadwayInVllmPreset):
+        plan = page_plan_of(config, settings)
+        preset = described(replace(settings, block_tokens=plan.block_tokens, state_groups=plan.state_groups))
     seconds = time.process_time() - began
     result = _result(trace, config, size, reading, matches, ledger, seconds)
     return replace(result, latency=latency, preset=preset)
@@ -121,6 +125,8 @@ def check_preset(config: ReplayConfig) -> None:
     settings = preset_of(config.preset)
     if isinstance(settings, VllmPreset):
         vllm_pages(config, settings)
+    elif isinstance(settings, HeadwayInVllmPreset):
+        page_plan_of(config, settings)
     elif isinstance(settings, SglangPreset):
         sglang_pools(config, settings)
 

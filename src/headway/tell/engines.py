@@ -1,6 +1,6 @@
 """How each engine is told: flags and metrics, as their public sources and documentation spell them in late 2026.
 
-vLLM 0.32: `vllm/config/cache.py` and the page *Production Metrics*. SGLang 0.5: its server arguments, the page
+vLLM 0.33: `vllm/config/cache.py` and the page *Production Metrics*. SGLang 0.5: its server arguments, the page
 *Production Metrics* and `metrics_collector.py`. Both move quickly; `headway advise` says which versions it speaks of.
 """
 
@@ -15,7 +15,7 @@ from headway.errors import ConfigError
 
 __all__ = ["UNSERVED", "VERSIONS", "WATCH", "Setup", "beside_running", "flags"]
 
-VERSIONS = {"Headway": "this release", "vLLM": "0.32", "SGLang": "0.5"}
+VERSIONS = {"Headway": "this release", "vLLM": "0.33", "SGLang": "0.5"}
 """Releases whose flags and metrics are named."""
 
 WATCH = {

@@ -165,7 +165,7 @@ def test_what_was_not_run_says_why() -> None:
     found = study(question(by_hand), pretended({1: 100}, []))
     text = advice_text(found)
     assert "Its tokens cannot be split further over these ranks: dcp=2: only copies" in text
-    assert "vLLM: not computed: preset vllm: how many layers attention, state has is not known" in text
+    assert "vLLM: not computed: vLLM's pages: how many layers group 'attention' has is not known" in text
 
 
 def test_with_a_clock_there_are_times() -> None:
@@ -209,7 +209,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     given = json.loads(out)
     assert given["advice"] == (tmp_path / "advice.md").read_text()
     assert len(given["runs"]) == len(read_runs(tmp_path / "runs.jsonl"))
-    assert {run["policy"]["preset"] for run in given["runs"]} >= {None, "vllm-0.32", "sglang-0.5"}
+    assert {run["policy"]["preset"] for run in given["runs"]} >= {None, "vllm-0.33", "sglang-0.5"}
     assert "0 new" in " ".join(err.split()), "all runs were there"
     for wrong, words in (
         (["--gpus", "4", "--tp", "2"], "--gpus 4"),

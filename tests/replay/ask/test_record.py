@@ -56,8 +56,8 @@ def test_settings_tell_configurations_apart() -> None:
 
 def test_a_preset_is_recorded_with_its_version() -> None:
     bare = record_of(record().result, replace(CONFIG, preset="vllm,running=32"), MODEL, generate("chat", 2))
-    assert bare.policy["preset"] == "vllm-0.32,running=32"
-    assert settings_of(replace(CONFIG, preset="vllm")) == settings_of(replace(CONFIG, preset="vllm-0.32"))
+    assert bare.policy["preset"] == "vllm-0.33,running=32"
+    assert settings_of(replace(CONFIG, preset="vllm")) == settings_of(replace(CONFIG, preset="vllm-0.33"))
 
 
 def test_a_clock_is_short_in_a_record_and_whole_in_the_key() -> None:

@@ -188,13 +188,13 @@ def test_what_is_printed_becomes_a_report(capsys: pytest.CaptureFixture[str], tm
         assert code == 0, err
         files.append(tmp_path / f"{len(files)}.json")
         files[-1].write_text(out)
-    assert "preset vllm-0.32" in (tmp_path / "alone.html").read_text()
+    assert "preset vllm-0.33" in (tmp_path / "alone.html").read_text()
     with pytest.raises(SystemExit) as ended:
         main(["report", *map(str, files), "--html", str(tmp_path / "both.html")])
     assert ended.value.code == 0, capsys.readouterr().err
     page = (tmp_path / "both.html").read_text()
     assert "2 runs side by side" in page
-    assert '<td class="text">vllm-0.32</td>' in page
+    assert '<td class="text">vllm-0.33</td>' in page
     for path in files:
         facts = json.loads(path.read_text())["facts"]
         assert f"<td>{facts['reused']:.1%}</td>" in page

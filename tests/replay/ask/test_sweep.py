@@ -75,7 +75,7 @@ def test_a_point_gives_what_a_replay_gives() -> None:
 def test_presets_of_other_engines_are_points_like_any_other() -> None:
     which = points(memory=("4GB",), preset=(None, "vllm", "sglang,memory_ratio=2.0"))
     found = ran(Workload.of(TRACE), which, jobs=1)
-    assert [found[point.key]["preset"].partition(",")[0] for point in which] == ["", "vllm-0.32", "sglang-0.5"]
+    assert [found[point.key]["preset"].partition(",")[0] for point in which] == ["", "vllm-0.33", "sglang-0.5"]
 
 
 def test_processes_give_the_same() -> None:
@@ -123,7 +123,7 @@ def test_a_folder_gives_back_what_was_added(tmp_path: Path) -> None:
     again = SweepFolder(tmp_path)
     assert [again.finished[point.key] for point in which] == runs
     assert read_runs(tmp_path / "runs.jsonl") == runs
-    assert [run.policy["preset"] for run in runs[:3]] == [None, "vllm-0.32", "sglang-0.5"]
+    assert [run.policy["preset"] for run in runs[:3]] == [None, "vllm-0.33", "sglang-0.5"]
 
 
 def test_a_line_cut_off_by_a_kill_is_done_again(tmp_path: Path) -> None:

@@ -1,20 +1,20 @@
 """The vLLM preset, against what its rules give by hand. Blocks have 64 tokens, and a state takes three pages."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent
+from headway.cache import ChunkedLocal, FullAttention, LayerSpec, ParallelLayout, Recurrent, SlidingWindow
 from headway.errors import ConfigError
 from headway.replay import ReplayConfig, ReplayResult, Trace, TraceBuilder, replay_trace
 from headway.replay.ask.catalogue import model_of
 from headway.replay.ask.options import ModelChoice, RankChoice
 from headway.replay.ask.sizing import sized_model
 from headway.replay.config.presets import VllmPreset
-from headway.replay.imitate.paged import PagedCache, PagedRequest, PagePool, PageSizes
-from headway.replay.imitate.vllm import Grouping, _Vllm, grouped, vllm_pages
+from headway.replay.imitate.paged import PagedCache, PagedRequest, PageSizes
+from headway.replay.imitate.pool import PagePool
+from headway.replay.imitate.vllm import _Vllm, vllm_pages
 from headway.replay.run.ledger import Ledger
 
 BLOCK, TOKEN = 64, 1000
@@ -176,18 +176,28 @@ def test_a_block_is_as_large_as_a_state_needs() -> None:
     pages = vllm_pages(k3, VllmPreset(state_groups=3))
     assert pages.block_tokens == 1360, "56,171,520 / 3 / 13,824 = 1354.4 tokens, rounded up to a multiple of 16"
     assert pages.page_bytes == 1360 * 13_824
-    pages = vllm_pages(replace(k3, layers={"a": 24, "s": 69}), VllmPreset())
-    assert pages.block_tokens == 1424, "56,171,520 / 69 bytes of a layer's state, 576 of a token: 1413.3 tokens"
-    assert pages.state_groups == 3
-    with pytest.raises(ConfigError, match="must be at least 1360"):
+    layers = replace(k3, layers={"a": 24, "s": 69})
+    assert vllm_pages(layers, VllmPreset()).block_tokens == 1424, "of a layer: 814,080 / 576 = 1413.3 tokens"
+    pages = vllm_pages(replace(layers, kinds={"a": "mla"}), VllmPreset())
+    assert (pages.block_tokens, pages.state_groups) == (1536, 3), "with latent attention in steps of 128"
+    assert vllm_pages(layers, VllmPreset(4096)).block_tokens == 4096
+    with pytest.raises(ConfigError, match="must be at least 1355; vLLM takes 1360"):
         vllm_pages(k3, VllmPreset(512, state_groups=3))
     with pytest.raises(ConfigError, match="full attention"):
         vllm_pages(ReplayConfig([Recurrent("s", 100)], None), VllmPreset())
     with pytest.raises(ConfigError, match="context-parallel"):
         vllm_pages(
             ReplayConfig([FullAttention("a", 10), FullAttention("d", 10, 0, False)], None, ParallelLayout(tp=2, dcp=2)),
-            VllmPreset(),
+            VllmPreset(state_groups=1),
         )
+
+
+def test_the_newest_kernels_of_gated_delta_nets_want_wider_blocks() -> None:
+    config = ReplayConfig(
+        [FullAttention("a", 1000), Recurrent("s", 3 * 100_000)], None, layers={"a": 1, "s": 3}, kinds={"s": "gdn"}
+    )
+    assert vllm_pages(config, VllmPreset(version="0.32")).block_tokens == 112
+    assert vllm_pages(config, VllmPreset()).block_tokens == 128
 
 
 @pytest.mark.parametrize(
@@ -205,28 +215,69 @@ def test_a_block_is_as_large_as_a_state_needs() -> None:
 )
 def test_layers_say_how_many_pages_a_state_takes(name: str, groups: int) -> None:
     model = model_of(name, ParallelLayout())
-    config = ReplayConfig(model.groups, None, preset="vllm", layers=model.layers)
+    config = ReplayConfig(model.groups, None, preset="vllm", layers=model.layers, kinds=model.kinds)
     assert vllm_pages(config, VllmPreset()).state_groups == groups
     found = replay_trace(trace([1]), config)
     assert f"state_groups={groups}" in found.preset, "the result says what was found"
 
 
-def test_groups_of_layers() -> None:
-    def of(attention: int, states: int, state_groups: int = 0) -> Grouping:
-        groups = [FullAttention("a", 10 * attention), Recurrent("s", 1000 * states)]
-        return grouped(groups, {"a": attention, "s": states}, state_groups)
-
-    assert of(10, 20).state_groups == 2, "the example of vLLM's documentation, with states for windows"
-    assert of(10, 21) == Grouping(3, Fraction(1), Fraction(100)), "a layer's state is 1,000 bytes, its token 10"
-    assert of(10, 14) == Grouping(1, Fraction(14, 10), Fraction(100)), "less than half as many again: padded to 14"
-    assert of(10, 8) == Grouping(1, Fraction(1), Fraction(100))
-    with pytest.raises(ConfigError, match="30 layers of attention would fall into several groups of 10 layers"):
-        of(30, 10)
-    assert of(30, 10, 1).state_groups == 1
-    with pytest.raises(ConfigError, match="how many layers s has is not known: give state_groups"):
-        grouped([FullAttention("a", 10), Recurrent("s", 100)], {"a": 3})
+def test_attention_in_several_groups_is_refused() -> None:
+    config = ReplayConfig([FullAttention("a", 300), Recurrent("s", 10_000)], None, layers={"a": 30, "s": 10})
+    with pytest.raises(ConfigError, match=r"attention in several groups.*give state_groups"):
+        vllm_pages(config, VllmPreset())
+    assert vllm_pages(config, VllmPreset(state_groups=1)).state_groups == 1
+    with pytest.raises(ConfigError, match="how many layers group 's' has is not known"):
+        vllm_pages(replace(config, layers={"a": 30}), VllmPreset())
     draft = sized_model(ModelChoice("kimi-k3", draft="kimi-k3-mla"), RankChoice())
-    assert grouped(draft.groups, draft.layers).state_groups == 3, "five layers more of the same kind: 29"
+    k3 = ReplayConfig(draft.groups, None, layers=draft.layers, kinds=draft.kinds)
+    assert vllm_pages(k3, VllmPreset()).state_groups == 3, "five layers more of the same kind: 29"
+
+
+NEAR: list[LayerSpec] = [FullAttention("attention", TOKEN), SlidingWindow("near", 2 * TOKEN, 100)]
+
+
+def near(found: Trace, pages: int | None = None, **settings: object) -> ReplayResult:
+    """A group of one layer of attention, and two of one layer with a window: 99 tokens before, two blocks of 64."""
+    preset = VllmPreset(block_tokens=BLOCK, **({"running": 1} | settings))  # type: ignore[arg-type]
+    memory = None if pages is None else (pages + 1) * PAGE
+    return replay_trace(found, ReplayConfig(NEAR, memory, preset=preset, layers={"attention": 1, "near": 2}))
+
+
+def test_a_window_is_found_where_its_tail_was_kept() -> None:
+    again = trace([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 9, 9])
+    assert near(again.head(3)).whole.hit_tokens == 256 + 256
+    found = near(again)
+    assert found.whole.hit_tokens == 256 + 256 + 0, "the fourth parts at 192: there no tail was kept"
+    assert found.whole.lost["state_never_taken"] == 192
+    assert found.kinds["prompt_end"].taken == 3
+    dense = near(again, retention="dense")
+    assert dense.whole.hit_tokens == 256 + 256 + 192
+    parting = trace([1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3, 8])
+    assert near(parting).whole.hit_tokens == 192, "the second left the junction's tail for the third"
+
+
+def test_pages_that_a_window_has_left_are_free() -> None:
+    found = near(trace([1, 2, 3, 4, 5, 6]), step_tokens=BLOCK)
+    assert found.memory[-1].used == (6 + 2 * 2) * PAGE, "six blocks of attention, a tail of two for each group"
+    assert found.memory[-1].checkpoints == 2 * 2 * PAGE
+    assert near(trace([1, 2, 3, 4, 5, 6]), pages=8 + 2 * 4, step_tokens=BLOCK).refused == 0
+    assert near(trace([1, 2, 3, 4, 5, 6]), pages=8 + 2 * 4 - 1, step_tokens=BLOCK).refused == 1
+
+
+def test_windows_of_other_sizes_align_hits_to_both() -> None:
+    """A token of a window's layer has half the bytes: its pages cover two blocks."""
+    groups = [FullAttention("attention", TOKEN), SlidingWindow("near", TOKEN, 100)]
+    config = ReplayConfig(groups, None, preset=VllmPreset(BLOCK, running=1), layers={"attention": 1, "near": 2})
+    assert vllm_pages(config, VllmPreset(BLOCK)).align == 2
+    assert replay_trace(trace([1, 2, 3], [1, 2, 3]), config).whole.hit_tokens == 128
+    assert replay_trace(trace([1, 2, 3, 4], [1, 2, 3, 4]), config).whole.hit_tokens == 256
+
+
+def test_chunks_are_kept_as_full_attention() -> None:
+    groups = [FullAttention("attention", TOKEN), ChunkedLocal("near", 2 * TOKEN, 128)]
+    config = ReplayConfig(groups, None, preset=VllmPreset(BLOCK, running=1), layers={"attention": 1, "near": 2})
+    found = replay_trace(trace([1, 2, 3], [1, 2, 9]), config)
+    assert (found.whole.hit_tokens, found.block_bytes) == (128, 3 * PAGE)
 
 
 def test_a_model_without_states_hits_every_block() -> None:

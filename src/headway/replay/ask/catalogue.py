@@ -68,6 +68,7 @@ class Model:
         source: Where the sizes are from.
         notes: What to know about them.
         layers: Layers in each group, by its name, where that is known.
+        kinds: What kind of layers these are: "mla", "gqa", "kda", "gdn", "mamba2", ...; likewise.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Model:
     source: str
     notes: tuple[str, ...] = ()
     layers: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 class _InspectedGroup(msgspec.Struct):
@@ -129,7 +131,7 @@ def model_of(name: str, layout: ParallelLayout, *, kv_dtype: str = "bf16", state
     for dtype, known in ((kv_dtype, KV_DTYPES), (state_dtype, STATE_DTYPES)):
         if dtype not in known:
             raise ConfigError(f"unknown dtype {dtype!r}: use one of {', '.join(known)}")
-    counts = {"attention": int(found["attention"]["layers"])}
+    counts, kinds = {"attention": int(found["attention"]["layers"])}, {"attention": str(found["attention"]["kind"])}
     groups: list[LayerSpec] = [FullAttention("attention", _token_bytes(name, found["attention"], layout, kv_dtype))]
     for number, layers in enumerate(found.get("windows", ())):
         size = _token_bytes(name, layers, layout, kv_dtype, local=True)
@@ -137,15 +139,15 @@ def model_of(name: str, layout: ParallelLayout, *, kv_dtype: str = "bf16", state
             groups.append(SlidingWindow(f"window{number}", size, layers["window"]))
         else:
             groups.append(ChunkedLocal(f"chunk{number}", size, layers["chunk"]))
-        counts[groups[-1].name] = int(layers["layers"])
+        counts[groups[-1].name], kinds[groups[-1].name] = int(layers["layers"]), str(layers["kind"])
     if "state" in found:
         groups.append(Recurrent("state", _state_bytes(name, found["state"], layout, state_dtype)))
-        counts["state"] = int(found["state"]["layers"])
+        counts["state"], kinds["state"] = int(found["state"]["layers"]), str(found["state"]["kind"])
     flops = found.get("flops")
     cost = ComputeCost(flops["linear"], flops["quadratic"]) if flops else ComputeCost()
     notes = tuple(filter(None, (found.get("note"),)))
     source = flops["source"] if flops else ""
-    return Model(name, tuple(groups), cost, source, found.get("parameters", 0), found["source"], notes, counts)
+    return Model(name, tuple(groups), cost, source, found.get("parameters", 0), found["source"], notes, counts, kinds)
 
 
 def check_copies(name: str, heads: int, layout: ParallelLayout) -> None:

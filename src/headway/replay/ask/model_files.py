@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from headway.cache import LayerSpec, ParallelLayout, Recurrent
+from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent
 from headway.errors import ConfigError
 from headway.replay.ask.catalogue import Model, check_copies
 
@@ -70,7 +70,17 @@ def model_of_files(path: Path, layout: ParallelLayout, *, kv_dtype: str, state_d
     kept = Counter(e.group for layer in found.layers for e in (layer.tokens, layer.state) if e is not None)
     file = "config.json" if path.is_dir() else path.name
     notes = (_NOTE,) if found.long_rope is None else (_NOTE, _TWO_SETS.format(found.long_rope.original))
-    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {file}", notes, kept)
+    kinds = {group.name: kind for group in groups if (kind := _kind(group, path))}
+    return Model(name, groups, found.cost, source, found.parameters, f"the model's own {file}", notes, kept, kinds)
+
+
+def _kind(group: LayerSpec, path: Path) -> str:
+    """What kind of layers these are, as far as the config tells: latent attention, gated delta nets."""
+    config = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+    says = {*config, *config.get("text_config", {})}
+    if isinstance(group, Recurrent):
+        return "gdn" if "linear_key_head_dim" in says else ""
+    return "mla" if isinstance(group, FullAttention) and "kv_lora_rank" in says else ""
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from headway.tell.run import GroupSize, ModelName, ReplayResult, RunRecord
 
 __all__ = ["record_of", "settings_of"]
 
-_OWN = ("groups", "memory", "layout", "cost", "layers")
+_OWN = ("groups", "memory", "layout", "cost", "layers", "kinds")
 """Fields of a configuration that a record keeps apart from its policy."""
 
 

@@ -78,7 +78,6 @@ class Setting:
         timing = timing_of(self.clock, self.hardware, model, layout)
         room = memory_of(self.hardware, model, layout)
         policies = self.policy.kinds, self.policy.eviction, self.policy.alignment, self.outputs
-        config = ReplayConfig(
-            model.groups, room, layout, model.cost, *policies, preset=self.preset, timing=timing, layers=model.layers
-        )
+        config = ReplayConfig(model.groups, room, layout, model.cost, *policies, preset=self.preset, timing=timing)
+        config = replace(config, layers=model.layers, kinds=model.kinds)
         return config, model

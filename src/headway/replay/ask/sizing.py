@@ -197,7 +197,8 @@ def _by_hand(choice: ModelChoice, layout: ParallelLayout) -> Model:
         groups.append(SlidingWindow(f"window{number}", int(size), int(tokens)))
     if choice.state_bytes:
         groups.append(Recurrent("state", choice.state_bytes))
-    return Model("bytes by hand", tuple(groups), ComputeCost(), "", 0, "given by hand")
+    kinds = {"attention": "mla"} if choice.kv_heads == 1 else {}
+    return Model("bytes by hand", tuple(groups), ComputeCost(), "", 0, "given by hand", kinds=kinds)
 
 
 def _shares(text: str) -> tuple[float, float]:

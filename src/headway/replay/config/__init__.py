@@ -2,12 +2,13 @@
 
 from headway.replay.config.config import ReplayConfig
 from headway.replay.config.gpus import Gpu, gpu_of
-from headway.replay.config.presets import PRESETS, MarconiPreset, Preset, SglangPreset, VllmPreset
+from headway.replay.config.presets import PRESETS, HeadwayInVllmPreset, MarconiPreset, Preset, SglangPreset, VllmPreset
 from headway.replay.config.roofline import Roofline, Timing, roofline_of
 
 __all__ = [
     "PRESETS",
     "Gpu",
+    "HeadwayInVllmPreset",
     "MarconiPreset",
     "Preset",
     "ReplayConfig",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from headway.cache import DEFAULT_PLACEMENT, ComputeCost, EvictionPolicy, LayerSpec, ParallelLayout
 from headway.errors import ConfigError
-from headway.replay.config.presets import Preset, SglangPreset, VllmPreset, preset_of
+from headway.replay.config.presets import HeadwayInVllmPreset, Preset, SglangPreset, VllmPreset, preset_of
 from headway.replay.config.roofline import Timing
 
 __all__ = ["ReplayConfig"]
@@ -29,8 +29,10 @@ class ReplayConfig:
             an earlier one, it goes on with that one's answer. None: as the trace's format suggests.
         history_tokens: Tokens of evicted paths that are remembered; None: the cache's default.
         preset: Imitate another engine: "vllm", "sglang" or "marconi", with settings as in "vllm,running=32", or a
-            record from `headway.replay`. Placement, eviction and alignment are then the preset's.
-        layers: Layers in each group, by its name, as far as that is known; the preset `vllm` groups its pages by them.
+            record from `headway.replay`. Placement, eviction and alignment are then the preset's. Or this cache in
+            another engine: "headway-in-vllm".
+        layers: Layers in each group, by its name, as far as that is known; vLLM's pages are laid out by them.
+        kinds: What kind of layers these are ("mla", "gqa", "kda", "gdn", ...), likewise.
         timing: Arrivals as recorded and steps that take time; None: each request ends before the next begins.
     """
 
@@ -46,6 +48,7 @@ class ReplayConfig:
     preset: str | Preset | None = None
     timing: Timing | None = None
     layers: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -66,5 +69,6 @@ class ReplayConfig:
                 f"preset {self.preset!r} has no clock: arrival times are replayed for the cache itself and for "
                 f"marconi; use clock 'order'"
             )
-        if preset is not None and chosen != (DEFAULT_PLACEMENT, "value", 1):
+        own = preset is not None and not isinstance(preset, HeadwayInVllmPreset)
+        if own and chosen != (DEFAULT_PLACEMENT, "value", 1):
             raise ConfigError("placement, eviction and alignment are the preset's: leave them out, or the preset")

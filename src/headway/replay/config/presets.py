@@ -1,19 +1,20 @@
 """What can be set of each preset, and how a preset is named in text.
 
-A name carries the version of the engine that the preset was checked against: `vllm-0.32`. The bare name means the
+A name carries the version of the engine that the preset was checked against: `vllm-0.33`. The bare name means the
 newest one there is: `vllm`, or with settings `vllm,block_tokens=1536,running=16`. Of Marconi, a paper, it is the number
-on arXiv.
+on arXiv. `headway-in-vllm` is no imitation: it is this cache, on vLLM's pages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from headway.errors import ConfigError
 
 __all__ = [
     "PRESETS",
+    "HeadwayInVllmPreset",
     "MarconiPreset",
     "Preset",
     "SglangPreset",
@@ -24,19 +25,26 @@ __all__ = [
 ]
 
 
+def _at_least(preset: str, settings: Preset, **least: int) -> None:
+    for name, low in least.items():
+        if getattr(settings, name) < low:
+            raise ConfigError(f"preset {preset}: {name} is {getattr(settings, name)}, it must be at least {low}")
+
+
 @dataclass(frozen=True)
 class VllmPreset:
     """Block-granular hashing, one pool of pages for all groups. The rules are in `headway.replay.imitate.vllm`.
 
     Attributes:
-        block_tokens: Tokens in a block; 0: the smallest multiple of 16 whose page holds one group's state.
-        state_groups: Groups that the recurrent layers fall into, see `headway.replay.imitate.vllm`; 0: what the
-            model's numbers of layers give.
+        block_tokens: Tokens in a block of full attention on one rank; 0: what vLLM takes for the model, see
+            `headway.replay.config.vllm_pages`.
+        state_groups: Groups that the recurrent layers fall into; 0: what the model's numbers of layers give.
         retention: Which states can be hit: "latest" (the last block boundary of the prompt, and junctions) or
             "dense" (wherever a step ended on a block boundary).
         running: Most requests that run at once. As many are in flight as long as there are any: arrival times are
             not used.
         step_tokens: Most tokens of one step.
+        version: Of vLLM; a part of the preset's name.
     """
 
     block_tokens: int = 0
@@ -44,6 +52,7 @@ class VllmPreset:
     retention: str = "latest"
     running: int = 16
     step_tokens: int = 8192
+    version: str = "0.33"
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -59,6 +68,29 @@ class VllmPreset:
                 f"preset vllm: step_tokens={self.step_tokens} is less than running={self.running}: every running "
                 f"request needs one token of each step"
             )
+
+
+@dataclass(frozen=True)
+class HeadwayInVllmPreset:
+    """This cache in vLLM's scheduler: its blocks are vLLM's pages. `headway.replay.config.scale` says how.
+
+    Attributes:
+        block_tokens: As for `VllmPreset`, with vLLM's own prefix caching off.
+        state_groups: As for `VllmPreset`.
+        version: Of vLLM; a part of the preset's name.
+    """
+
+    block_tokens: int = 0
+    state_groups: int = 0
+    version: str = "0.33"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: The message names the setting.
+        """
+        _at_least("headway-in-vllm", self, block_tokens=0, state_groups=0)
 
 
 @dataclass(frozen=True)
@@ -117,15 +149,17 @@ class MarconiPreset:
             raise ConfigError(f"preset marconi: bootstrap is {self.bootstrap}, it must lie in (0, 1]")
 
 
-Preset = VllmPreset | SglangPreset | MarconiPreset
+Preset = VllmPreset | HeadwayInVllmPreset | SglangPreset | MarconiPreset
 """Settings of one preset."""
 
-PRESETS: dict[str, type[VllmPreset] | type[SglangPreset] | type[MarconiPreset]] = {
-    "vllm-0.32": VllmPreset,
-    "sglang-0.5": SglangPreset,
-    "marconi-2411.19379": MarconiPreset,
+PRESETS: dict[str, Preset] = {
+    "vllm-0.33": VllmPreset(),
+    "vllm-0.32": VllmPreset(version="0.32"),
+    "headway-in-vllm-0.33": HeadwayInVllmPreset(),
+    "sglang-0.5": SglangPreset(),
+    "marconi-2411.19379": MarconiPreset(),
 }
-"""Presets by name and version, of each engine the newest first."""
+"""Presets by name and version, as they are without settings; of each engine the newest first."""
 _A: dict[type, str] = {int: "a whole number", float: "a number", str: "a word"}
 
 
@@ -140,8 +174,8 @@ def preset_of(choice: str | Preset | None) -> Preset | None:
     name, *rest = (part.strip() for part in choice.split(","))
     if name == "headway" and not rest:
         return None
-    kind = PRESETS[_versioned(name)]
-    types: dict[str, type] = {field.name: type(field.default) for field in fields(kind)}
+    usual = PRESETS[_versioned(name)]
+    types: dict[str, type] = {key: type(getattr(usual, key)) for key in _settings(usual)}
     values: dict[str, Any] = {}
     for part in rest:
         key, _, text = part.partition("=")
@@ -151,7 +185,7 @@ def preset_of(choice: str | Preset | None) -> Preset | None:
             values[key] = types[key](text)
         except ValueError:
             raise ConfigError(f"preset {name}: {key}={text!r} is not {_A[types[key]]}") from None
-    return kind(**values)
+    return replace(usual, **values)
 
 
 def preset_name(choice: str | Preset | None) -> str | None:
@@ -164,21 +198,23 @@ def preset_name(choice: str | Preset | None) -> str | None:
 
 def described(settings: Preset) -> str:
     """A preset with its version and all its settings, in words that `preset_of` reads."""
-    name = next(name for name, kind in PRESETS.items() if isinstance(settings, kind))
-    return ",".join((name, *(f"{field.name}={getattr(settings, field.name)}" for field in fields(settings))))
+    usual = {key: getattr(settings, key) for key in _settings(settings)}
+    name = next(
+        name for name, kind in PRESETS.items() if type(kind) is type(settings) and replace(kind, **usual) == settings
+    )
+    return ",".join((name, *(f"{key}={value}" for key, value in usual.items())))
+
+
+def _settings(preset: Preset) -> list[str]:
+    """Names of what can be set: all but the version, which is a part of the name."""
+    return [field.name for field in fields(preset) if field.name != "version"]
 
 
 def _versioned(name: str) -> str:
     """The name with its version; the newest where it has none."""
-    found = next((known for known in PRESETS if name in (known, known.partition("-")[0])), None)
+    found = next((known for known in PRESETS if name in (known, known.rpartition("-")[0])), None)
     if found is None:
         raise ConfigError(
             f"unknown preset {name!r}: use one of {', '.join(PRESETS)}, or such a name without its version"
         )
     return found
-
-
-def _at_least(preset: str, settings: Preset, **least: int) -> None:
-    for name, low in least.items():
-        if getattr(settings, name) < low:
-            raise ConfigError(f"preset {preset}: {name} is {getattr(settings, name)}, it must be at least {low}")

@@ -5,6 +5,11 @@ over under context parallelism is applied here (s / shards tokens a rank), becau
 symbol. A window of w tokens needs its last w - 1 entries to resume: it becomes the symbols that hold them, with bytes
 such that a resume point weighs what it weighs in tokens. The compute of symbols is that of their tokens.
 
+In vLLM (`headway-in-vllm`) blocks are vLLM's pages: a page holds as many symbols as it covers, of attention or of a
+window, and a state takes a page for each of its groups. Symbols are as wide as pages and trace blocks allow. Where
+groups with equal needs take several pages for a stretch of tokens, which this cache counts as one block, a pool block
+is that many pages.
+
 A pool block holds one symbol of every kind of layer, or more. A state takes whole blocks, so it would be rounded up by
 as much as a symbol weighs; where that is more than 2% each trace block is told apart into 2, 4 or 8 symbols. A trace of
 tokens (width 1) needs none of this: it is run with the true layout and blocks of 16 tokens.
@@ -13,6 +18,7 @@ tokens (width 1) needs none of this: it is run with the true layout and blocks o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd, lcm
 
 from headway.cache import (
     CacheConfig,
@@ -27,8 +33,10 @@ from headway.cache import (
 from headway.errors import ConfigError
 from headway.replay.config.config import ReplayConfig
 from headway.replay.config.groups import checkpoint_blocks, reach_of
+from headway.replay.config.presets import HeadwayInVllmPreset, VllmPreset, preset_of
+from headway.replay.config.vllm_pages import PagePlan, PageTable, page_plan
 
-__all__ = ["Scale", "scale"]
+__all__ = ["Scale", "page_plan_of", "scale"]
 
 _ROUNDING = 0.02
 _PARTS = (1, 2, 4, 8)
@@ -63,26 +71,24 @@ def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: 
     Raises:
         ConfigError: Alignment that does not fit the trace's blocks, memory for less than one block.
     """
-    parts = next((p for p in _PARTS if width % p == 0 and _fits(config, width, p)), 0)
-    parts = parts or max(p for p in _PARTS if width % p == 0)
-    symbol = width // parts
-    groups, layout, block_tokens = _in_symbols(config, symbol)
-    probe = CacheConfig(groups, 1, block_tokens=block_tokens, layout=layout).geometry()
+    blocks_of = _pages_in_symbols if isinstance(preset_of(config.preset), HeadwayInVllmPreset) else _blocks_in_symbols
+    found = blocks_of(config, width)
+    symbol, probe = found.symbol, CacheConfig(found.groups, 1, block_bytes=found.unit, layout=found.layout).geometry()
     if config.memory is None:
         spans = max(1, min((t.span for t in probe.prefix_tables), default=1))
-        endless = 2 * (endless_symbols * parts // spans + 4 * requests)
+        endless = 2 * (endless_symbols * (width // symbol) // spans + 4 * requests)
         blocks = endless + (4 * requests + 64) * checkpoint_blocks(probe) + 1024
     else:
-        blocks = config.memory // probe.block_bytes
+        blocks = (config.memory - found.reserved) // found.block_bytes
     if blocks < 1:
         raise ConfigError(
-            f"memory of {config.memory} bytes is less than one block of {probe.block_bytes} bytes: give more"
+            f"memory of {config.memory} bytes is less than one block of {found.block_bytes} bytes: give more"
         )
     cache = CacheConfig(
-        groups=groups,
+        groups=found.groups,
         blocks=blocks,
-        block_tokens=block_tokens,
-        layout=layout,
+        block_bytes=found.unit,
+        layout=found.layout,
         checkpoint_alignment=_aligned(config.alignment, symbol),
         placement=[_placed(kind, symbol) for kind in config.placement],
         eviction=config.eviction,
@@ -90,7 +96,80 @@ def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: 
         exports_inside=True,
         history_tokens=None if config.history_tokens is None else config.history_tokens // symbol,
     )
-    return Scale(cache, parts, symbol, probe.block_bytes)
+    return Scale(cache, width // symbol, symbol, found.block_bytes)
+
+
+def page_plan_of(config: ReplayConfig, settings: VllmPreset | HeadwayInVllmPreset) -> PagePlan:
+    """The pages that vLLM makes of the model, with its own prefix caching or with this cache.
+
+    Raises:
+        ConfigError: A model that it lays out in a way that is not modelled.
+    """
+    return page_plan(
+        config.groups,
+        config.layers,
+        config.kinds,
+        config.layout,
+        version=settings.version,
+        caching=isinstance(settings, VllmPreset),
+        block_tokens=settings.block_tokens,
+        state_groups=settings.state_groups,
+    )
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Pool blocks in symbols.
+
+    Attributes:
+        groups: Cache groups, in units of which a block has `unit`.
+        layout: Parallel layout that is left to apply.
+        unit: Units in a block.
+        symbol: Tokens in a symbol.
+        block_bytes: Bytes of a block on one rank.
+        reserved: Bytes of the memory that are none of the cache's.
+    """
+
+    groups: list[LayerSpec]
+    layout: ParallelLayout
+    unit: int
+    symbol: int
+    block_bytes: int
+    reserved: int = 0
+
+
+def _blocks_in_symbols(config: ReplayConfig, width: int) -> _Blocks:
+    """This cache's own blocks."""
+    parts = next((p for p in _PARTS if width % p == 0 and _fits(config, width, p)), 0)
+    parts = parts or max(p for p in _PARTS if width % p == 0)
+    symbol = width // parts
+    groups, layout, block_tokens = _in_symbols(config, symbol)
+    size = CacheConfig(groups, 1, block_tokens=block_tokens, layout=layout).geometry().block_bytes
+    return _Blocks(groups, layout, size, symbol, size)
+
+
+def _pages_in_symbols(config: ReplayConfig, width: int) -> _Blocks:
+    """VLLM's pages. One of them is its null block."""
+    settings = preset_of(config.preset)
+    assert isinstance(settings, HeadwayInVllmPreset)
+    plan = page_plan_of(config, settings)
+    tables = [table for table in plan.tables if table.span]
+    run = lcm(*(table.groups for table in tables))
+    spans = [table.span * run // table.groups for table in tables]
+    symbol = gcd(width, *spans)
+    unit = lcm(*(span // symbol for span in spans))
+    groups = [
+        _table_group(i, t, unit * symbol // s, symbol) for i, (t, s) in enumerate(zip(tables, spans, strict=True))
+    ]
+    if plan.state_groups:
+        groups.append(Recurrent("state", -(-plan.state_groups // run) * unit))
+    return _Blocks(groups, ParallelLayout(), unit, symbol, run * plan.page_bytes, plan.page_bytes)
+
+
+def _table_group(number: int, table: PageTable, size: int, symbol: int) -> LayerSpec:
+    if table.kind is FullAttention:
+        return FullAttention(f"attention{number}", size)
+    return SlidingWindow(f"window{number}", size, max(1, -(-(table.reach - 1) // symbol)) + 1)
 
 
 def _fits(config: ReplayConfig, width: int, parts: int) -> bool:

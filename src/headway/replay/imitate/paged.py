@@ -1,113 +1,19 @@
-"""The block tables of the vLLM preset: which pages a request holds, what can be found, what a request needs.
-
-Under them lies a pool of pages that are found by hash, with the free list of vLLM's block pool: a page that nobody
-holds keeps what it has until somebody takes it, so the free list is the cache. It is taken from the front. A page with
-a key goes to its end when it is freed. A page without one can never be hit: it goes to the front, or also to the end
-(`blank_first=False`).
-"""
+"""The block tables of the vLLM preset: which pages a request holds, what can be found, what a request needs."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import cast
 
+from headway.replay.imitate.pool import Page, PagePool
+from headway.replay.imitate.windows import WindowPages, WindowRow, WindowTable
 from headway.replay.run.ledger import Ledger, StateMark
 
-__all__ = ["Page", "PagePool", "PageSizes", "PagedCache", "PagedRequest"]
+__all__ = ["PageSizes", "PagedCache", "PagedRequest"]
 
 _ENDLESS = 1 << 40
 _ATTENTION = -1
-
-
-class Page:
-    """A page.
-
-    Attributes:
-        key: What it is found by, or None.
-        holders: Requests that hold it.
-    """
-
-    __slots__ = ("holders", "key")
-
-    def __init__(self) -> None:
-        self.key: Hashable = None
-        self.holders = 1
-
-
-class PagePool:
-    """Pages, held or free. Several pages may have the same key: requests that ran side by side computed it twice."""
-
-    def __init__(self, count: int, evicted: Callable[[Hashable], None], *, blank_first: bool = True) -> None:
-        """Make `count` free pages without keys. `evicted` is told of every key whose last page is taken."""
-        self.count = count
-        self._unused = count
-        self._blank_first = blank_first
-        self._evicted = evicted
-        self._blank: list[Page] = []
-        self._free: OrderedDict[Page, None] = OrderedDict()
-        self._found: dict[Hashable, list[Page]] = {}
-
-    @property
-    def free(self) -> int:
-        """Pages that nobody holds."""
-        return self._unused + len(self._blank) + len(self._free)
-
-    @property
-    def used(self) -> int:
-        """Pages that hold something: held by a request, or found by a key."""
-        return self.count - self._unused - len(self._blank)
-
-    def find(self, key: Hashable) -> Page | None:
-        """A page with that key."""
-        pages = self._found.get(key)
-        return pages[0] if pages else None
-
-    def take(self) -> Page:
-        """Take the first free page; there must be one. What it held is gone."""
-        if self._blank:
-            page = self._blank.pop()
-        elif self._unused:
-            self._unused -= 1
-            return Page()
-        else:
-            page, _ = self._free.popitem(last=False)
-            self._forget(page)
-        page.holders = 1
-        return page
-
-    def hold(self, page: Page) -> None:
-        """One more request holds a page that was found."""
-        if page.holders == 0:
-            del self._free[page]
-        page.holders += 1
-
-    def release(self, page: Page) -> None:
-        """One request holds it no more."""
-        page.holders -= 1
-        if page.holders:
-            return
-        if page.key is None and self._blank_first:
-            self._blank.append(page)
-        else:
-            self._free[page] = None
-
-    def name(self, page: Page, key: Hashable) -> None:
-        """What the page holds can be found from now on. A page has one key: an earlier one is forgotten."""
-        self._forget(page)
-        page.key = key
-        self._found.setdefault(key, []).append(page)
-
-    def _forget(self, page: Page) -> None:
-        if page.key is None:
-            return
-        pages = self._found[page.key]
-        pages.remove(page)
-        if not pages:
-            del self._found[page.key]
-            self._evicted(page.key)
-        page.key = None
 
 
 @dataclass(frozen=True)
@@ -115,11 +21,13 @@ class PageSizes:
     """The pages of one rank.
 
     Attributes:
-        block_tokens: Tokens between two places where a hit can end.
-        spans: Of these, how many one page of attention covers.
+        block_tokens: Tokens between two places that have a key.
+        spans: Blocks of so many tokens that one page of attention covers.
         page_bytes: Bytes of a page.
         state_groups: Pages of a state; 0: the model has no states.
         count: Pages; 0: no limit.
+        windows: Pages of sliding windows. A model has windows or states.
+        align: Hits end at multiples of so many blocks.
     """
 
     block_tokens: int
@@ -127,6 +35,8 @@ class PageSizes:
     page_bytes: int
     state_groups: int
     count: int
+    windows: tuple[WindowPages, ...] = ()
+    align: int = 1
 
 
 @dataclass(eq=False)
@@ -146,6 +56,7 @@ class PagedRequest:
         state: Block boundary (number of blocks) of the running state, and its pages.
         old_state: The same of the state before it.
         named: Blocks that can be found already.
+        windows: Pages of its windows.
     """
 
     request: int
@@ -160,16 +71,25 @@ class PagedRequest:
     state: tuple[int, list[Page]] = (0, [])
     old_state: tuple[int, list[Page]] = (0, [])
     named: int = 0
+    windows: list[WindowRow] = field(default_factory=list)
 
 
 class PagedCache:
-    """Pages of attention are found by (_ATTENTION, key), those of states by (group, key)."""
+    """Pages of attention are found by (_ATTENTION, key), those of states and of windows by (group, key)."""
 
-    def __init__(self, sizes: PageSizes, *, dense: bool, ledger: Ledger) -> None:
+    def __init__(self, sizes: PageSizes, *, dense: bool, ledger: Ledger, step_tokens: int = 8192) -> None:
         """An empty cache that keeps every state at a block boundary, or (`dense` is False) the telling ones."""
         self._block, self._spans, self._groups = sizes.block_tokens, sizes.spans, sizes.state_groups
+        self._align = sizes.align
         self._page_bytes, self._dense, self._ledger = sizes.page_bytes, dense, ledger
         self._pool = PagePool(sizes.count or _ENDLESS, self._evicted, blank_first=not dense)
+        self._windows: list[WindowTable] = []
+        first = self._groups
+        for window in sizes.windows:
+            self._windows.append(WindowTable(self._pool, window, first, self._block, step_tokens))
+            first += window.groups
+        self._telling = bool(self._groups or self._windows)
+        """Whether some places can be resumed at, and others cannot."""
         self._marks: dict[int, StateMark] = {}
         self._this_step: set[int] = set()
         self._kept: set[int] = set()
@@ -182,7 +102,8 @@ class PagedCache:
 
     def could_hold(self, sequence: PagedRequest) -> bool:
         """Whether the empty pool could hold it to its end, with the state that it found, its last and its next one."""
-        return self._attention_pages(sequence.total) + 1 + 3 * self._groups <= self._pool.count
+        windows = sum(table.most(sequence.total) for table in self._windows)
+        return self._attention_pages(sequence.total) + 1 + 3 * self._groups + windows <= self._pool.count
 
     def look_up(self, sequence: PagedRequest) -> None:
         """Find where it resumes; takes nothing."""
@@ -190,11 +111,12 @@ class PagedCache:
         known = 0
         while known + spans <= most and find((_ATTENTION, keys[known + spans - 1])):
             known += spans
-        inner = range(min(known + spans - 1, most), known, -1)
+        inner = range(min(known + spans - 1, most), known, -1) if self._align == 1 else ()
         known = next((n for n in inner if find((_ATTENTION, keys[n - 1]))), known)
-        hit = known
+        hit = known // self._align * self._align
         while hit and not all(find((group, keys[hit - 1])) for group in range(self._groups)):
             hit -= 1
+        hit = self._windows_found(keys, hit)
         sequence.hit = sequence.done = hit * self._block
         sequence.junction = known * self._block if known > hit else 0
 
@@ -206,8 +128,13 @@ class PagedCache:
         shared = [pool.find((_ATTENTION, sequence.keys[n - 1])) for n in range(self._spans, hit + 1, self._spans)]
         inside = self._found_inside(sequence, hit)
         state = [pool.find((group, sequence.keys[hit - 1])) for group in range(self._groups)] if hit else []
-        held = [page for page in (*shared, *state, inside) if page is not None]
+        rows = [table.resumed(sequence.keys, hit) for table in self._windows]
+        in_windows = [page for row in rows for pages in row.pages for page in pages]
+        held = [page for page in (*shared, *state, inside, *in_windows) if page is not None]
         need = self._attention_pages(sequence.known) - len(shared) + self._groups * self._states_ahead(sequence, hit)
+        for table, row in zip(self._windows, rows, strict=True):
+            done = hit * self._block
+            need += max(table.needed(row, done, sequence.known, admitting=True), table.needed(row, done, end))
         if need + sum(page.holders == 0 for page in held) > pool.free:
             return False
         for page in held:
@@ -216,22 +143,28 @@ class PagedCache:
             pool.release(inside)  # it was copied, and is young again
         sequence.attention = [page for page in shared if page is not None]
         sequence.state = (hit, [page for page in state if page is not None])
-        sequence.named = hit
-        if hit and self._groups:
-            self._ledger.resume(self._marks[sequence.keys[hit - 1]])
+        sequence.windows, sequence.named = rows, hit
+        if hit and (mark := self._marks.get(sequence.keys[hit - 1])) is not None:
+            self._ledger.resume(mark)
         return self.extend(sequence, end)
 
     def extend(self, sequence: PagedRequest, end: int) -> bool:
         """Take the pages for tokens up to `end`, and name what will be whole. Returns False if there are too few."""
         blocks, pages = -(-end // self._block), self._attention_pages(end)
         new_state = self._groups > 0 and blocks > sequence.state[0]
-        if pages - len(sequence.attention) + new_state * self._groups > self._pool.free:
+        windows = list(zip(self._windows, sequence.windows, strict=True))
+        for table, row in windows:
+            table.drop(row, sequence.done)
+        need = pages - len(sequence.attention) + new_state * self._groups
+        if need + sum(table.needed(row, sequence.done, end) for table, row in windows) > self._pool.free:
             return False
         while len(sequence.attention) < pages:
             sequence.attention.append(self._pool.take())
         if new_state:
             sequence.old_state = sequence.state
             sequence.state = (blocks, [self._pool.take() for _ in range(self._groups)])
+        for table, row in windows:
+            table.take(row, end)
         self._name(sequence, end)
         return True
 
@@ -254,6 +187,8 @@ class PagedCache:
             self._pool.release(page)
         for page in (*sequence.state[1], *sequence.old_state[1]):
             self._pool.release(page)
+        for table, row in zip(self._windows, sequence.windows, strict=True):
+            table.free(row)
         sequence.attention, sequence.state, sequence.old_state = [], (0, []), (0, [])
 
     def history(self, sequence: PagedRequest, match: int) -> tuple[int, int]:
@@ -265,16 +200,28 @@ class PagedCache:
         """
         keys = sequence.keys[: match // self._block]
         done = next((n for n, key in enumerate(keys) if key not in self._computed), len(keys))
-        kept_in = self._kept if self._groups else self._computed
+        kept_in = self._kept if self._telling else self._computed
         kept = next((n for n in range(done, 0, -1) if keys[n - 1] in kept_in), 0) if self._something_went else 0
         under_way = done < len(keys)
         return kept * self._block, done * self._block if under_way else match
 
     def bytes(self) -> tuple[int, int]:
         """Bytes used, and of these bytes of states that can be hit, on one rank."""
-        return self._pool.used * self._page_bytes, len(self._marks) * self._groups * self._page_bytes
+        each = self._groups + sum(table.most(table.tail * self._block) for table in self._windows)
+        return self._pool.used * self._page_bytes, len(self._marks) * each * self._page_bytes
 
     # ---- pages
+
+    def _windows_found(self, keys: list[int], most: int) -> int:
+        """The deepest block, at most `most`, at which every window is found."""
+        hit = most
+        while self._windows:
+            for table in self._windows:
+                hit = table.longest(keys, hit, self._align)
+            if hit == most:
+                break
+            most = hit
+        return hit
 
     def _attention_pages(self, tokens: int) -> int:
         return -(-tokens // (self._block * self._spans))
@@ -303,6 +250,8 @@ class PagedCache:
             self._pool.name(sequence.attention[last // spans], (_ATTENTION, keys[last - 1]))
         if self._groups and full * self._block == end and full > sequence.named:
             self._name_state(sequence, full)
+        if self._windows and full > sequence.named:
+            self._name_windows(sequence, full)
         sequence.named = max(sequence.named, full)
 
     def _name_state(self, sequence: PagedRequest, block: int) -> None:
@@ -314,9 +263,28 @@ class PagedCache:
         for group, page in enumerate(sequence.state[1]):
             self._pool.name(page, (group, key))
         self._this_step.add(key)
+        self._mark(key, kinds.get(block, "chunk_end"))
+
+    def _name_windows(self, sequence: PagedRequest, full: int) -> None:
+        """The tails that end at telling places, or all whole pages; of blocks behind those that were named before."""
+        before, last = sequence.named, (sequence.prompt - 1) // self._block
+        kinds = {last: "prompt_end", sequence.junction // self._block: "junction"}
+        places = {block // self._align * self._align: kind for block, kind in kinds.items()}
+        for table, row in zip(self._windows, sequence.windows, strict=True):
+            if self._dense:
+                table.name(row, sequence.keys, table.whole_pages(before, full))
+            else:
+                for place in places:
+                    table.name(row, sequence.keys, table.tail_pages(place, before, full))
+        for place, kind in places.items():
+            if before < place <= full:
+                self._mark(sequence.keys[place - 1], kind)
+
+    def _mark(self, key: int, kind: str) -> None:
+        """One can resume here from now on."""
         self._kept.add(key)
         if key not in self._marks:
-            self._marks[key] = self._ledger.take(kinds.get(block, "chunk_end"))
+            self._marks[key] = self._ledger.take(kind)
 
     def _evicted(self, name: Hashable) -> None:
         self._something_went = True

@@ -4,15 +4,18 @@ The rules, as its public source of 2026 has them in align mode (`vllm/v1/core/sc
 `single_type_kv_cache_manager.py`: which blocks are held and named; `kv_cache_coordinator.py`: hits and junctions;
 `block_pool.py`: the free list; sparse retention of states: vllm#45845):
 
-- A page holds `block_tokens` tokens of all attention layers, or the state of one of `state_groups` groups of recurrent
-  layers (see `Grouping`). So a state takes `state_groups` pages, however little of a page it fills.
-- A hit is the deepest block boundary, before the prompt's last token, to which every attention block and every group's
-  state is found. What attention alone would reach is remembered as the *junction*.
+- A page holds `block_tokens` tokens of all attention layers, or of those of a group of windows, or the state of one of
+  `state_groups` groups of recurrent layers (`headway.replay.config.vllm_pages`). So a state takes `state_groups` pages,
+  however little of a page it fills.
+- A hit is the deepest block boundary, before the prompt's last token, to which every attention block is found, and
+  there every group's state, and all blocks that every window covers. What attention alone would reach is remembered as
+  the *junction*.
 - Up to `running` requests run. A step has `step_tokens` tokens: one for each that decodes, the rest for prompts in
   order of arrival. A request is admitted if its whole prompt finds pages.
-- A part of a prompt ends at a block boundary, unless it ends the prompt; at the last boundary of the prompt; and at the
-  junction. Where it ends at a boundary the state is there, in pages of its own, and may be kept.
-- "latest": it is kept at the last boundary before the prompt's last token and at the junction. "dense": everywhere.
+- With states, a part of a prompt ends at a block boundary, unless it ends the prompt; at the last boundary of the
+  prompt; and at the junction. Where it ends at a boundary the state is there, in pages of its own, and may be kept.
+- "latest": it is kept at the last boundary before the prompt's last token and at the junction. "dense": everywhere. So
+  are the blocks that a window covers (`headway.replay.imitate.windows`).
 - Blocks can be found as soon as their step is *planned*. A state cannot be used in the step that computes it: the
   request that would, waits, and all behind it.
 - A state that is no longer the running one is freed at once; everything else when its request ends, last block first.
@@ -26,128 +29,64 @@ a place is found if it is the last boundary of an earlier prompt, or lies inside
 Dense retention meets the figures in docs/replay.md if pages without a hash are *not* taken first; with it, it reuses
 up to two points more than they say. We take that for the order of the engine that was measured.
 
-Not modelled: the time that anything takes (a step is a step), speculative decoding, sliding windows, connectors.
+Not modelled: the time that anything takes (a step is a step), speculative decoding, connectors.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
+from collections import deque
+from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import FullAttention, LayerSpec, Recurrent
+from headway.cache import FullAttention, SlidingWindow
 from headway.errors import ConfigError
 from headway.formats import Trace
 from headway.replay.config import ReplayConfig, VllmPreset
-from headway.replay.config.groups import size_of
+from headway.replay.config.scale import page_plan_of
 from headway.replay.imitate.paged import PagedCache, PagedRequest, PageSizes
+from headway.replay.imitate.windows import WindowPages
 from headway.replay.run.ledger import Ledger, Progress
 from headway.replay.trace.prefixes import PrefixKeys, Reading
 
-__all__ = ["Grouping", "grouped", "run_vllm", "vllm_pages"]
-
-_GRAIN = 16
-_HALF_AS_MANY_AGAIN = Fraction(3, 2)
-_SAY = "give state_groups, as in vllm,state_groups=3: layers with states over layers with attention, rounded up"
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """How the layers share pages: how many of them a state takes.
-
-    Layers of one kind and one size are divided into groups of equally many layers, so that one page holds
-    `block_tokens` tokens, or a state, of every layer of a group. That many is the number of layers of the rarest kind;
-    or of the most frequent one, where that has less than half as many again (the rarest are then padded). So Kimi-K3's
-    24 layers of attention and 69 with states make groups of 24: one of attention and three of states.
-    (`vllm/v1/core/kv_cache_utils.py`; the page *Hybrid KV Cache Manager* of vLLM's documentation describes it.)
-
-    Not modelled: attention that itself falls into several groups, as it has more layers than what it is grouped by.
-
-    Attributes:
-        state_groups: Groups of layers with states: pages of a state. 0: there are none.
-        padding: Layers that a page has room for over layers of attention; 1 where attention fills it.
-        state_tokens: Tokens that a block needs at least, so that a page holds the states of a group.
-    """
-
-    state_groups: int
-    padding: Fraction
-    state_tokens: Fraction
-
-
-def grouped(groups: Sequence[LayerSpec], layers: Mapping[str, int], state_groups: int = 0) -> Grouping:
-    """Group the layers of a model with full attention, and perhaps states.
-
-    Args:
-        groups: Cache groups, on one rank.
-        layers: Layers in each of them, by name.
-        state_groups: Take that many groups of states, whatever the layers are; 0: as the layers say.
-
-    Raises:
-        ConfigError: The numbers of layers are not known, or attention would fall into several groups.
-    """
-    state = sum(group.state_bytes for group in groups if isinstance(group, Recurrent))
-    token = sum(size_of(group) for group in groups if not isinstance(group, Recurrent))
-    if not state:
-        return Grouping(0, Fraction(1), Fraction(0))
-    if state_groups:
-        return Grouping(state_groups, Fraction(1), Fraction(state, token * state_groups))
-    if unknown := [group.name for group in groups if not layers.get(group.name)]:
-        raise ConfigError(f"preset vllm: how many layers {', '.join(unknown)} has is not known: {_SAY}")
-    attention: Counter[Fraction] = Counter()
-    states: Counter[Fraction] = Counter()
-    for group in groups:
-        kind = states if isinstance(group, Recurrent) else attention
-        kind[Fraction(size_of(group), layers[group.name])] += layers[group.name]
-    counts = [*attention.values(), *states.values()]
-    each = min(counts) if max(counts) >= min(counts) * _HALF_AS_MANY_AGAIN else max(counts)
-    if len(attention) > 1 or attention.total() > each:
-        raise ConfigError(
-            f"preset vllm: {attention.total()} layers of attention would fall into several groups of {each} layers, "
-            f"which is not modelled; to replay it as if they were one, {_SAY}"
-        )
-    padding = Fraction(each, attention.total())
-    return Grouping(sum(-(-n // each) for n in states.values()), padding, max(states) / min(attention))
+__all__ = ["run_vllm", "vllm_pages"]
 
 
 def vllm_pages(config: ReplayConfig, settings: VllmPreset) -> PageSizes:
     """Sizes and number of pages.
 
     Raises:
-        ConfigError: A model with windows or lookahead, a page too small for a state, or memory for less than a request.
+        ConfigError: A model that vLLM lays out in a way that is not modelled, or memory for less than a request.
     """
-    token, shards = 0, config.layout.shards
-    for group in config.groups:
-        if isinstance(group, FullAttention) and not group.lookahead and (group.sharded or shards == 1):
-            token += group.bytes_per_token
-        elif not isinstance(group, Recurrent):
-            raise ConfigError(
-                f"preset vllm: group {group.name!r} is not modelled (windows, chunks, lookahead, entries that every "
-                f"rank of a context-parallel group keeps)"
-            )
-    if not token:
-        raise ConfigError("preset vllm is for models with full attention; this model has none")
-    grouping = grouped(config.groups, config.layers, settings.state_groups)
-    groups, least = grouping.state_groups, max(1, ceil(grouping.state_tokens / _GRAIN)) * _GRAIN
-    block = settings.block_tokens or least
-    if block < least:
+    plan = page_plan_of(config, settings)
+    attention = [table for table in plan.tables if table.kind is FullAttention]
+    windows = [table for table in plan.tables if table.kind is SlidingWindow]
+    if len(attention) > 1 or attention[0].groups > 1 or (windows and plan.state_groups):
         raise ConfigError(
-            f"preset vllm: a page of {block} tokens has fewer bytes than the states of one of {groups} groups: "
-            f"block_tokens must be at least {least}"
+            "preset vllm: attention in several groups, and windows beside states, are not modelled; to replay "
+            "attention as if it were one group, give state_groups, as in vllm,state_groups=3: layers with states over "
+            "layers with attention, rounded up"
         )
-    page, count = int(block * token * grouping.padding), 0
+    wide = [table.span for table in (*attention, *windows)]
+    block, align = (gcd(*wide), lcm(*wide)) if windows else (plan.block_tokens, 0)
+    count = 0
     if config.memory is not None:
-        count = config.memory // page - 1  # one page is the null block
-        if count < 2 + 3 * groups:
+        count = config.memory // plan.page_bytes - 1  # one page is the null block
+        if count < 2 + 3 * plan.state_groups + 2 * sum(table.groups for table in windows):
             raise ConfigError(
-                f"preset vllm: {config.memory} bytes are fewer than {3 + 3 * groups} pages of {page} bytes: give more "
+                f"preset vllm: {config.memory} bytes are only {count + 1} pages of {plan.page_bytes} bytes: give more "
                 f"memory"
             )
-    return PageSizes(block, shards, page, groups, count)
+    return PageSizes(
+        block,
+        attention[0].span // block,
+        plan.page_bytes,
+        plan.state_groups,
+        count,
+        tuple(WindowPages(table.reach, table.groups, table.span // block) for table in windows),
+        align // block or 1,
+    )
 
 
 def run_vllm(
@@ -171,7 +110,10 @@ class _Vllm:
         self._settings, self._ledger = settings, ledger
         self._block = pages.block_tokens
         self._keys = PrefixKeys(trace, reading)
-        self._cache = PagedCache(pages, dense=settings.retention == "dense", ledger=ledger)
+        self._cuts = pages.state_groups > 0
+        """Whether parts of prompts end at block boundaries: states are kept there alone."""
+        dense = settings.retention == "dense"
+        self._cache = PagedCache(pages, dense=dense, ledger=ledger, step_tokens=settings.step_tokens)
         self._waiting: deque[int] = deque(range(len(trace)))
         self._running: list[PagedRequest] = []
         self._told: dict[int, int] = {}
@@ -274,7 +216,7 @@ class _Vllm:
         """Where a part of a prompt ends: see the rules above."""
         start, block = sequence.done, self._block
         prefill = max(sequence.prompt, sequence.known - 1)
-        if start >= prefill:
+        if start >= prefill or not self._cuts:
             return count
         end = start + count
         if end < prefill and (end // block * block > start or block <= self._settings.step_tokens):
