@@ -1,8 +1,4 @@
-"""Headway's value as a cache policy of vLLM's CPU offloading tier: an interface that vLLM supports.
-
-    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config":
-        {"cpu_bytes_to_use": BYTES, "eviction_policy": "ValueCachePolicy",
-         "cache_policy_module_path": "headway.vllm.offload"}}'
+"""Headway's value as a cache policy of vLLM's CPU offloading tier, tried: vLLM's own policies do better (docs/vllm.md).
 
 The tier knows *chunks*: the entries, or the state, of one KV cache group up to a position. Chunks of all groups at one
 position of one prefix have the same hash; that is a *place*. A request that comes back can resume at a place where all
@@ -15,8 +11,6 @@ from the end of a prefix, once no point needs them.
 
 Rejected: a value for each chunk by itself. A state without its entries is worth nothing, and entries without a state
 behind them are not either; chunks that go one by one leave both.
-
-docs/vllm.md says what it was measured to give.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ _END, _INSIDE = "prompt_end", "junction"
 
 if not hasattr(CachePolicy, "on_request_access"):
     raise ConfigError(
-        "headway.vllm.offload needs the cache policies of vLLM 0.33 or newer, which tell a policy whose chunks it sees"
+        "this policy needs the cache policies of vLLM 0.33 or newer, which tell a policy whose chunks it sees"
     )
 
 
