@@ -190,7 +190,8 @@ def _is_self(node: ast.AST, member: str) -> bool:
 
 def _chains(node: ast.AST, call: ast.Call | None) -> Iterator[tuple[list[str], ast.Call | None]]:
     """Every name with its attributes (`a.b.c`) that is read or called, with its call."""
-    chain, inner = [], node
+    chain: list[str] = []
+    inner = node
     while isinstance(inner, ast.Attribute):
         chain.insert(0, inner.attr)
         inner = inner.value

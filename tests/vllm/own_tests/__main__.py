@@ -1,0 +1,101 @@
+"""Judge 2: vLLM's own tests of its scheduler, with vLLM's scheduler and with ours, compared test by test.
+
+    python -m tests.vllm.own_tests FOLDER [-k EXPRESSION]
+
+FOLDER was made by `tools/vllm_env.py`. The tests run unmodified, on one CPU; models are folders without weights. A test
+that vLLM's scheduler passes and ours does not must stand in `differences.toml` with the reason, and what stands there
+must still differ. Ends with 1 if one does not.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parent.parent.parent / "src"
+FILES = ["test_scheduler.py", "test_async_scheduler.py", "test_deferred_block_free.py"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="made by tools/vllm_env.py")
+    parser.add_argument("-k", default="", help="only tests whose names match, as in pytest")
+    parser.add_argument("--keep", type=Path, help="keep vLLM's own results in this file, and use them if it is there")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        own = given.keep or place / "own.xml"
+        if not own.exists():
+            run(given.folder.resolve(), place, "vllm", own, given.k)
+        run(given.folder.resolve(), place, "headway", place / "ours.xml", given.k)
+        return report(read(own), read(place / "ours.xml"), differences(), whole=not given.k)
+
+
+def run(folder: Path, place: Path, judged: str, results: Path, select: str) -> None:
+    """Run the tests in a process of their own, with results as JUnit XML."""
+    python, files = folder / "venv" / "bin" / "python", place / "hf"
+    paths = [folder / "vllm33", folder / "torchvision", files / "site", HERE, SOURCE]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "JUDGED": judged,
+        **{"HF_HOME": str(files), "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(place / "cache")},
+        **{"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
+    }
+    if not files.exists():
+        only = {**environment, "PYTHONPATH": str(folder / "vllm33")}
+        subprocess.run([python, HERE / "models.py", files], env=only, check=True)
+        (place / "tests").symlink_to(folder / "sdist" / "tests")
+    tests = [f"tests/v1/core/{name}" for name in FILES]
+    words = ["--noconftest", "-p", "no:cacheprovider", "-p", "inject", "-q", "-W", "ignore", "--tb=short", "--show-capture=no"]
+    words += ["-o", "junit_family=xunit2", f"--junitxml={results.resolve()}", *(["-k", select] if select else [])]
+    print(f"headway: vLLM's tests with the scheduler of {judged}", flush=True)
+    subprocess.run([python, "-m", "pytest", *words, *tests], cwd=place, env=environment, check=False)
+
+
+def read(results: Path) -> dict[str, str]:
+    """Test to "passed", "skipped", or what went wrong."""
+    found = {}
+    for case in ET.parse(results).iter("testcase"):
+        bad = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
+        state = (bad.get("message") or "failed") if bad is not None else "passed" if case.find("skipped") is None else "skipped"
+        found[f"{str(case.get('classname')).rpartition('.')[2]}::{case.get('name')}"] = state
+    return found
+
+
+def differences() -> dict[str, str]:
+    """Test, or test function, to the reason why ours may differ."""
+    listed = tomllib.loads((HERE / "differences.toml").read_text())["difference"]
+    return {test: one["reason"] for one in listed for test in one["tests"]}
+
+
+def report(own: dict[str, str], ours: dict[str, str], listed: dict[str, str], *, whole: bool) -> int:
+    """Print the comparison; return 1 if something differs that is not listed, or is listed and does not differ."""
+    reasons: Counter[str] = Counter()
+    unlisted, used = [], set()
+    for test, state in ours.items():
+        name = next((name for name in (test, test.partition("[")[0]) if name in listed), None)
+        if own.get(test) == "passed" and state != "passed":
+            if name is None:
+                unlisted.append(f"{test}: {state.splitlines()[0][:160]}")
+            else:
+                used.add(name)
+                reasons[listed[name]] += 1
+    passed = [test for test, state in own.items() if state == "passed"]
+    both = sum(ours.get(test) == "passed" for test in passed)
+    print(f"| tests | {len(own)} |\n| passed by vLLM's scheduler | {len(passed)} |\n| passed by both | {both} |")
+    for reason, count in reasons.most_common():
+        print(f"| differ: {reason} | {count} |")
+    stale = sorted(set(listed) - used) if whole else []
+    print("\n".join(["", *[f"differs, unlisted: {text}" for text in unlisted], *[f"listed, but passes: {text}" for text in stale]]))
+    return int(bool(unlisted or stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
