@@ -45,15 +45,30 @@ def run(folder: Path, place: Path, judged: str, results: Path, select: str) -> N
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "JUDGED": judged,
-        **{"HF_HOME": str(files), "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": str(place / "cache")},
-        **{"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
+        "HF_HOME": str(files),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(place / "cache"),
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
     }
     if not files.exists():
         only = {**environment, "PYTHONPATH": str(folder / "vllm33")}
         subprocess.run([python, HERE / "models.py", files], env=only, check=True)
         (place / "tests").symlink_to(folder / "sdist" / "tests")
     tests = [f"tests/v1/core/{name}" for name in FILES]
-    words = ["--noconftest", "-p", "no:cacheprovider", "-p", "inject", "-q", "-W", "ignore", "--tb=short", "--show-capture=no"]
+    words = [
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "inject",
+        "-q",
+        "-W",
+        "ignore",
+        "--tb=short",
+        "--show-capture=no",
+    ]
     words += ["-o", "junit_family=xunit2", f"--junitxml={results.resolve()}", *(["-k", select] if select else [])]
     print(f"headway: vLLM's tests with the scheduler of {judged}", flush=True)
     subprocess.run([python, "-m", "pytest", *words, *tests], cwd=place, env=environment, check=False)
@@ -64,7 +79,13 @@ def read(results: Path) -> dict[str, str]:
     found = {}
     for case in ET.parse(results).iter("testcase"):
         bad = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
-        state = (bad.get("message") or "failed") if bad is not None else "passed" if case.find("skipped") is None else "skipped"
+        state = (
+            (bad.get("message") or "failed")
+            if bad is not None
+            else "passed"
+            if case.find("skipped") is None
+            else "skipped"
+        )
         found[f"{str(case.get('classname')).rpartition('.')[2]}::{case.get('name')}"] = state
     return found
 
@@ -93,7 +114,15 @@ def report(own: dict[str, str], ours: dict[str, str], listed: dict[str, str], *,
     for reason, count in reasons.most_common():
         print(f"| differ: {reason} | {count} |")
     stale = sorted(set(listed) - used) if whole else []
-    print("\n".join(["", *[f"differs, unlisted: {text}" for text in unlisted], *[f"listed, but passes: {text}" for text in stale]]))
+    print(
+        "\n".join(
+            [
+                "",
+                *[f"differs, unlisted: {text}" for text in unlisted],
+                *[f"listed, but passes: {text}" for text in stale],
+            ]
+        )
+    )
     return int(bool(unlisted or stale))
 
 

@@ -1,8 +1,8 @@
 """A pytest plugin that runs vLLM's own scheduler tests with `headway.vllm`: `pytest -p tests.vllm.own_tests.inject`.
 
-The modules of those tests make schedulers by the names `Scheduler` and `AsyncScheduler`; those names get ours. vLLM's
-own prefix caching is off in ours by design and Headway's cache is always on, so a test that asks for prefix caching asks
-it of Headway's.
+The modules of those tests make schedulers by the names `Scheduler` and `AsyncScheduler`; those names get ours. With
+ours, vLLM's own prefix caching is off and Headway's cache is always on, so a test that asks for prefix caching asks it
+of Headway's.
 """
 
 import logging
@@ -39,8 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 setattr(module, name, ours[name])
 
 
-@pytest.fixture()
-def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+@pytest.fixture
+def caplog_vllm(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
     """Logged lines of vLLM, whose logger passes nothing on by default; vLLM's own conftest has one like it."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.INFO):

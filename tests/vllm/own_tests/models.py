@@ -23,15 +23,22 @@ MODELS: dict[str, tuple[Any, str]] = {
 WORDS = {"<unk>": 0, "<s>": 1, "</s>": 2, "<image>": 32000, "<pad>": 32001}
 TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
-    **{"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
+    "unk_token": "<unk>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
 }
 IMAGES = {
     "image_processor_type": "CLIPImageProcessor",
-    **{"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},
+    "size": {"shortest_edge": 336},
+    "crop_size": {"height": 336, "width": 336},
 }
 PROCESSOR = {
-    **{"processor_class": "LlavaProcessor", "image_token": "<image>", "patch_size": 14},
-    **{"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    "processor_class": "LlavaProcessor",
+    "image_token": "<image>",
+    "patch_size": 14,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
 }
 OPERATORS = """
 import torch
