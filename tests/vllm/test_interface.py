@@ -43,11 +43,21 @@ def test_a_vllm_that_is_as_recorded_has_moved_nothing(tmp_path: Path, release: s
 @pytest.mark.parametrize(
     ("key", "old", "new", "says"),
     [
-        ("full_sequence_must_fit", "full_sequence_must_fit=0", "whole_sequence=0", f"{MANAGER}allocate_slots is now"),
-        ("throttle_prefills", "throttle_prefills=", "throttle=", f"{SCHEDULER}:Scheduler.schedule is now"),
+        (
+            "full_sequence_must_fit",
+            "full_sequence_must_fit=0",
+            "whole_sequence=0",
+            f"{MANAGER}allocate_slots lost full_sequence_must_fit and got whole_sequence",
+        ),
+        (
+            "throttle_prefills",
+            "throttle_prefills=",
+            "throttle=",
+            f"{SCHEDULER}:Scheduler.schedule lost throttle_prefills= and got throttle=",
+        ),
         ("num_preemptions", "num_preemptions", "preemptions", "vllm.v1.request:Request.num_preemptions is gone"),
         ("class AsyncScheduler", "class Async", "class Overlap", "async_scheduler:AsyncScheduler is gone"),
-        ("dst_block_id", "    dst_block_id", "    size: int\n    dst_block_id", "KVCacheBlockCopy is now class("),
+        ("dst_block_id", "    dst_block_id", "    size: int\n    dst_block_id", "KVCacheBlockCopy got size"),
         ("def asks", "def asks():", "def asks():\n    kv_cache_manager.swap(1, to=2)", "swap is new: call(1, to)"),
     ],
     ids=["keyword of a call", "keyword of a method", "attribute", "class", "field", "new call"],

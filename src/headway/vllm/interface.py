@@ -67,12 +67,18 @@ def find_moved(source: VllmSource, expected: dict[str, str]) -> list[str]:
     found = {key: source.shape(key) for key in expected if ":" in key}
     for place in dict.fromkeys(_place(key) for key in expected if ">" in key):
         found.update(source.uses(place))
-    moved = [
-        f"{key} is gone" if (now := found.get(key)) is None else f"{key} is now {now}, and was {shape}"
-        for key, shape in expected.items()
-        if found.get(key) != shape
-    ]
+    gone = [(key, shape) for key, shape in expected.items() if found.get(key) != shape]
+    moved = [f"{key} {_change(shape, now)}" if (now := found.get(key)) else f"{key} is gone" for key, shape in gone]
     return moved + [f"{key} is new: {shape}" for key, shape in found.items() if key not in expected and shape]
+
+
+def _change(was: str, now: str) -> str:
+    """What a shape has lost and got; both shapes if only their order or their kind differs."""
+    plain = (shape.replace("call(", "arguments by position: ").replace(") ->", ", ->") for shape in (was, now))
+    old, new = (shape.strip("()").split(", ") for shape in plain)
+    lost, got = ([one for one in a if one not in b] for a, b in ((old, new), (new, old)))
+    said = [f"{verb} {', '.join(words)}" for verb, words in (("lost", lost), ("got", got)) if words]
+    return " and ".join(said) or f"is now {now}, and was {was}"
 
 
 def _place(key: str) -> str:

@@ -1,10 +1,10 @@
 """Judge 2: vLLM's own tests of its scheduler, with vLLM's scheduler and with ours, compared test by test.
 
-    python -m tests.vllm.own_tests FOLDER [-k EXPRESSION]
+    make judge-vllm JUDGE=own-tests [ARGS="-k EXPRESSION"]
 
-FOLDER was made by `tools/vllm_env.py`. The tests run unmodified, on one CPU; models are folders without weights. A test
-that vLLM's scheduler passes and ours does not must stand in `differences.toml` with the reason, and what stands there
-must still differ. Ends with 1 if one does not.
+It needs the folder that `tools/vllm_env.py` makes, which VLLM names. The tests run unmodified, on one core, for five
+minutes; models are folders without weights. A test that vLLM's scheduler passes and ours does not must stand in
+`differences.toml` with the reason, and what stands there must still differ. Ends with 1 if one does not.
 """
 
 import argparse
@@ -24,7 +24,9 @@ FILES = ["test_scheduler.py", "test_async_scheduler.py", "test_deferred_block_fr
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="made by tools/vllm_env.py")
+    parser.add_argument(
+        "--folder", type=Path, default=os.environ.get("VLLM", "build/vllm"), help="made by tools/vllm_env.py (VLLM)"
+    )
     parser.add_argument("-k", default="", help="only tests whose names match, as in pytest")
     parser.add_argument("--keep", type=Path, help="keep vLLM's own results in this file, and use them if it is there")
     given = parser.parse_args()
