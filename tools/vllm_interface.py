@@ -30,6 +30,10 @@ HOLDS = {
     "kv_cache_config": [f"{SPECS}:KVCacheConfig"],
     "planned": [f"{SPECS}:KVCacheGroupSpec"],
     "request": ["vllm.v1.request:Request"],
+    "session": ["vllm.v1.request:Request"],
+    "parameters": ["vllm.sampling_params:SamplingParams"],
+    "aux_output_config": ["vllm.config.aux_output:AuxOutputConfig"],
+    "mm_features": ["vllm.multimodal.inputs:MultiModalFeatureSpec"],
     "status": ["vllm.v1.request:RequestStatus"],
     "mm_position": ["vllm.multimodal.inputs:PlaceholderRange"],
     "lora": ["vllm.lora.request:LoRARequest"],
@@ -44,6 +48,7 @@ ASKED = [
     f"{SCHEDULER}>kv_cache_manager",
     f"{SCHEDULER}>KVCacheManager",
     f"{SCHEDULER}>_mamba_block_aligned_split",
+    f"{SCHEDULER}>_connector_finished",
     "vllm.v1.core.sched.async_scheduler>kv_cache_manager",
     "vllm.v1.engine.core>Scheduler",
     "vllm.v1.engine.core>kv_cache_manager",
@@ -65,14 +70,14 @@ def used_names(package: Path = PACKAGE) -> Iterator[tuple[str, list[str]]]:
             names = dict(_imported(tree))
             texts = [text for text in _texts(tree) if text.isidentifier()]
             specs = [f"{SPECS}:{text}" for text in texts if text.endswith(("Spec", "Specs"))]
-            holds = {**HOLDS, "spec": specs, "one": [*specs, "vllm.multimodal.inputs:MultiModalFeatureSpec"]}
+            holds = {**HOLDS, "spec": specs, **dict.fromkeys(_iterated(tree, "inner"), specs)}
+            holds |= dict.fromkeys(_iterated(tree, "mm_features"), HOLDS["mm_features"])
             yield from ((path.name, [key]) for key in names.values() if ":" in key)
             yield from ((path.name, [key]) for key in specs)
             ends = [text for text in texts if text.startswith("FINISHED_")]
             yield from ((path.name, [f"{HOLDS['status'][0]}.{text}"]) for text in ends)
             for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef):
-                    yield from ((path.name, keys) for keys in _inherited(node, names))
+                yield from ((path.name, keys) for keys in _inherited(node, names))
                 for name, member in _accesses(node):
                     if name in names and ":" not in names[name]:
                         yield path.name, [f"{names[name]}:{member}"]
@@ -87,6 +92,13 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((alias.asname or alias.name, f"{node.module}:{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from ((a.asname, a.name) for a in node.names if a.asname and a.name.split(".")[0] == "vllm")
+
+
+def _iterated(tree: ast.Module, name: str) -> list[str]:
+    """The names that loops over `name`, or over an attribute of that name, give to its items."""
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.comprehension | ast.For)]
+    over = [node for node in loops if ast.unparse(node.iter).rpartition(".")[2] == name]
+    return [node.target.id for node in over if isinstance(node.target, ast.Name)]
 
 
 def _texts(tree: ast.Module) -> list[str]:
@@ -107,21 +119,44 @@ def _accesses(node: ast.AST) -> Iterator[tuple[str, str]]:
         yield name, member
 
 
-def _inherited(node: ast.ClassDef, names: dict[str, str]) -> Iterator[list[str]]:
-    """What a subclass of a class of vLLM takes from it by `self` or by `super()`."""
+def _bases(node: ast.AST, names: dict[str, str]) -> list[str]:
+    """The classes of vLLM that a class derives from."""
     bases = []
-    for base in node.bases:
+    for base in node.bases if isinstance(node, ast.ClassDef) else ():
         if isinstance(base, ast.Attribute) and isinstance(base.value, ast.Name) and base.value.id in names:
             bases.append(f"{names[base.value.id]}:{base.attr}")
         elif isinstance(base, ast.Name) and base.id in names:
             bases.append(names[base.id])
-    own = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-    own |= {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    return bases
+
+
+def _methods(node: ast.AST) -> list[str]:
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return [one.name for one in body if isinstance(one, ast.FunctionDef) and not one.name.startswith("__new")]
+
+
+def _inherited(node: ast.AST, names: dict[str, str]) -> Iterator[list[str]]:
+    """What a subclass of a class of vLLM takes from it by `self` or by `super()`."""
+    bases, own = _bases(node, names), {*_methods(node), *_annotated(node)}
     for inner in ast.walk(node) if bases else ():
-        if isinstance(inner, ast.Attribute):
-            taken = isinstance(inner.value, ast.Name) and inner.value.id == "self" and inner.attr not in own
-            if (taken or ast.unparse(inner.value) == "super()") and not inner.attr.startswith("__new"):
+        if isinstance(inner, ast.Attribute) and not inner.attr.startswith("__new"):
+            taken = ast.unparse(inner.value) == "self" and inner.attr not in own
+            if taken or ast.unparse(inner.value) == "super()":
                 yield [f"{base}.{inner.attr}" for base in bases]
+
+
+def _annotated(node: ast.AST) -> list[str]:
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return [one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+
+
+def replaced_names(package: Path = PACKAGE) -> Iterator[str]:
+    """The methods that subclasses of vLLM's classes have: on the list if vLLM has them too."""
+    for path in sorted(package.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = dict(_imported(tree))
+        for node in ast.walk(tree):
+            yield from (f"{base}.{method}" for base in _bases(node, names) for method in _methods(node))
 
 
 def record(releases: dict[str, Path]) -> dict[str, str | dict[str, str]]:
@@ -133,7 +168,7 @@ def record(releases: dict[str, Path]) -> dict[str, str | dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for release, folder in releases.items():
         source = VllmSource(folder)
-        for key in [key for _, keys in used_names() for key in keys] + BEHIND:
+        for key in [*[key for _, keys in used_names() for key in keys], *replaced_names(), *BEHIND]:
             if shape := source.shape(key):
                 found.setdefault(key, {})[release] = shape
         for place in ASKED:

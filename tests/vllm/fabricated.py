@@ -21,7 +21,8 @@ def write_vllm(folder: Path, expected: dict[str, str], version: str) -> Path:
             module, _, used = key.partition(">")
             modules.setdefault(module, {}).setdefault("", []).append(f"    {used}{_arguments(shape)}")
     for module, owners in modules.items():
-        path = folder.joinpath(*module.split(".")).with_suffix(".py")
+        inner = any(other.startswith(f"{module}.") for other in modules)
+        path = folder.joinpath(*module.split("."), *["__init__"] * inner).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         blocks = [_block(owner, lines, expected.get(f"{module}:{owner}", "class")) for owner, lines in owners.items()]
         path.write_text("\n".join(["from dataclasses import dataclass", *blocks]) + "\n")

@@ -69,17 +69,28 @@ class Request:
     """vLLM's `Request`, as far as the manager reads it."""
 
     request_id: str
-    all_token_ids: list[int]
+    _all_token_ids: list[int]
     lora_request: Any = None
     cache_salt: str | None = None
     mm_features: list[Any] = field(default_factory=list)
     skip_reading_prefix_cache: bool = False
     num_preemptions: int = 0
+    sampling_params: Any = None
+    prompt_embeds: Any = None
+    num_computed_tokens: int = 0
     status: Any = field(default_factory=lambda: SimpleNamespace(name="RUNNING"))
 
     @property
+    def all_token_ids(self) -> list[int]:
+        return self._all_token_ids
+
+    @property
     def num_tokens(self) -> int:
-        return len(self.all_token_ids)
+        return len(self._all_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._all_token_ids)
 
     def is_finished(self) -> bool:
         return str(self.status.name).startswith("FINISHED")
@@ -110,7 +121,7 @@ class StandIn:
     def compute(self, request: Request, count: int, *sampled: int) -> bool:
         """Compute the next tokens, in as many steps as the manager wants, and sample in the last."""
         while count:
-            now = self.manager.cut(request.request_id, count)
+            now = self.manager.cut(request, count)
             if self.manager.allocate_slots(request, now) is None:
                 return False
             count -= now

@@ -191,7 +191,7 @@ def test_siblings_hit_in_one_step() -> None:
     siblings = [vllm.request([*shared, *[tail] * 8]) for tail in (60, 70, 80)]
     assert [vllm.manager.get_computed_blocks(each)[1] for each in siblings] == [32] * 3
     for each in siblings:
-        assert vllm.manager.allocate_slots(each, vllm.manager.cut(each.request_id, 8)) is not None
+        assert vllm.manager.allocate_slots(each, vllm.manager.cut(each, 8)) is not None
     pages = [set(vllm.blocks(each)[2:]) for each in siblings]
     assert not pages[0] & pages[1] | pages[1] & pages[2] | pages[0] & pages[2]
     vllm.finish_step(siblings)
