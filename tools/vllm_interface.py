@@ -37,7 +37,7 @@ HOLDS = {
     "status": ["vllm.v1.request:RequestStatus"],
     "mm_position": ["vllm.multimodal.inputs:PlaceholderRange"],
     "lora": ["vllm.lora.request:LoRARequest"],
-    "_stats": ["vllm.v1.metrics.stats:PrefixCacheStats"],
+    "stats": ["vllm.v1.metrics.stats:PrefixCacheStats"],
     "output": ["vllm.v1.core.sched.output:SchedulerOutput"],
     "scheduler_output": ["vllm.v1.core.sched.output:SchedulerOutput"],
     "model_runner_output": ["vllm.v1.outputs:ModelRunnerOutput"],
