@@ -19,7 +19,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent.parent.parent / "src"
-FILES = ["test_scheduler.py", "test_async_scheduler.py", "test_deferred_block_free.py"]
+FILES = [
+    *["core/test_scheduler.py", "core/test_async_scheduler.py", "core/test_deferred_block_free.py"],
+    *["core/test_priority_scheduler_random.py", "core/test_priority_preemption_bug.py"],
+    *["core/test_swa_inflight_window_free.py", "streaming_input/test_scheduler_streaming.py"],
+]
 
 
 def main() -> int:
@@ -58,7 +62,7 @@ def run(folder: Path, place: Path, judged: str, results: Path, select: str) -> N
         only = {**environment, "PYTHONPATH": str(folder / "vllm33")}
         subprocess.run([python, HERE / "models.py", files], env=only, check=True)
         (place / "tests").symlink_to(folder / "sdist" / "tests")
-    tests = [f"tests/v1/core/{name}" for name in FILES]
+    tests = [f"tests/v1/{name}" for name in FILES]
     words = [
         "--noconftest",
         "-p",
@@ -102,30 +106,38 @@ def report(own: dict[str, str], ours: dict[str, str], listed: dict[str, str], *,
     """Print the comparison; return 1 if something differs that is not listed, or is listed and does not differ."""
     reasons: Counter[str] = Counter()
     unlisted, used = [], set()
-    for test, state in ours.items():
-        name = next((name for name in (test, test.partition("[")[0]) if name in listed), None)
-        if own.get(test) == "passed" and state != "passed":
-            if name is None:
-                unlisted.append(f"{test}: {state.splitlines()[0][:160]}")
-            else:
-                used.add(name)
-                reasons[listed[name]] += 1
     passed = [test for test, state in own.items() if state == "passed"]
-    both = sum(ours.get(test) == "passed" for test in passed)
-    print(f"| tests | {len(own)} |\n| passed by vLLM's scheduler | {len(passed)} |\n| passed by both | {both} |")
-    for reason, count in reasons.most_common():
-        print(f"| differ: {reason} | {count} |")
+    for test in passed:
+        state = ours.get(test, "did not run")
+        name = next((name for name in (test, test.partition("[")[0]) if name in listed), None)
+        if state != "passed" and name is None:
+            unlisted.append(f"{test}: {state.splitlines()[0][:160]}")
+        elif state != "passed" and name is not None:
+            used.add(name)
+            reasons[listed[name]] += 1
     stale = sorted(set(listed) - used) if whole else []
-    print(
-        "\n".join(
-            [
-                "",
-                *[f"differs, unlisted: {text}" for text in unlisted],
-                *[f"listed, but passes: {text}" for text in stale],
-            ]
-        )
-    )
+    for line in [*_table(own, ours), "", *[f"- {count} differ: {reason}" for reason, count in reasons.most_common()]]:
+        print(line)
+    for line in [
+        *[f"differs, unlisted: {text}" for text in unlisted],
+        *[f"listed, but passes: {text}" for text in stale],
+    ]:
+        print(line)
     return int(bool(unlisted or stale))
+
+
+def _table(own: dict[str, str], ours: dict[str, str]) -> list[str]:
+    """How many tests of each file passed, as lines of Markdown."""
+    lines = [
+        "| vLLM's tests | run | pass with vLLM's scheduler | of these with Headway's |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name in [*dict.fromkeys(test.partition("::")[0] for test in own), ""]:
+        tests = [test for test in own if test.startswith(f"{name}::" if name else "")]
+        passed = [test for test in tests if own[test] == "passed"]
+        both = sum(ours.get(test) == "passed" for test in passed)
+        lines.append(f"| {f'`{name}.py`' if name else 'all'} | {len(tests)} | {len(passed)} | {both} |")
+    return lines
 
 
 if __name__ == "__main__":

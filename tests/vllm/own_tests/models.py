@@ -17,6 +17,8 @@ from transformers import LlamaConfig, LlavaConfig, OPTConfig, Qwen3NextConfig
 REVISION = "0" * 40
 MODELS: dict[str, tuple[Any, str]] = {
     "facebook/opt-125m": (OPTConfig, "OPTForCausalLM"),
+    "facebook/opt-350m": (OPTConfig, "OPTForCausalLM"),
+    "Qwen/Qwen2.5-VL-3B-Instruct": (OPTConfig, "OPTForCausalLM"),  # its test sends text alone
     "llava-hf/llava-1.5-7b-hf": (LlavaConfig, "LlavaForConditionalGeneration"),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": (Qwen3NextConfig, "Qwen3NextForCausalLM"),
 }
