@@ -1,4 +1,4 @@
-"""How the results of vLLM's own tests are compared. The tests themselves need vLLM: `make judge-vllm JUDGE=own-tests`."""
+"""How the results of vLLM's own tests are compared. To run them takes vLLM: `make judge-vllm JUDGE=own-tests`."""
 
 from pathlib import Path
 
