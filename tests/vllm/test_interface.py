@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.vllm.fabricated import write_vllm
-from tests.vllm.stand_in import StandIn
+from tests.vllm.one_by_one import OneByOne
 from tools.vllm_interface import SCHEDULER, record, used_names
 
 import headway.vllm
@@ -139,7 +139,7 @@ def test_the_list_is_what_the_tool_records(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("release", VERSIONS)
 def test_the_manager_answers_whatever_vllm_asks(release: str) -> None:
-    manager = StandIn("full").manager
+    manager = OneByOne("full").manager
     for key, shape in recorded(release).items():
         member = key.removeprefix(MANAGER)
         if member == key or member in NOT_ASKED:
