@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 NEWEST ?= python3.13
+VLLM ?= $(CURDIR)/build/vllm
+JUDGE ?= traces
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -67,6 +69,13 @@ test-newest:  ## Run the same tests on Python 3.13, where there is one
 .PHONY: .test-newest
 .test-newest:
 	$(call light,$(VENV)-newest,$(NEWEST),-c constraints.txt jinja2 matplotlib zstandard)
+
+# vLLM, its tests and what they import are fetched into VLLM. JUDGE names a folder of tests/vllm: traces, own-tests, computes.
+.PHONY: judge-vllm
+judge-vllm:  ## Judge `headway.vllm` by vLLM: JUDGE=traces|own-tests|computes; VLLM is its folder; ARGS go to the judge
+	@$(PYTHON) tools/vllm_env.py $(VLLM)
+	@VLLM=$(VLLM) PYTHONPATH=$(VLLM)/$(if $(filter computes,$(JUDGE)),cpuwheel/x,vllm33):src:. OMP_NUM_THREADS=1 \
+		$(VLLM)/venv/bin/python -m tests.vllm.$(subst -,_,$(JUDGE)) $(ARGS)
 
 .PHONY: mutants
 mutants: $(VENV)/.dev  ## Change one line of the cache at a time and see whether a test notices; ARGS go to tools/mutants.py

@@ -3,9 +3,9 @@
     PYTHONPATH=UNPACKED_VLLM:src python benchmarks/vllm/offload.py TRACE [--limit 3993] [--chunks 683,2731,10924]
 
 Real: vLLM's `CPUOffloadingManager` and its policies "lru" and "arc". The policy of `value_policy.py`, beside this file,
-is loaded as vLLM loads it, by its path. Made up: the connector and the GPU. Requests come one after another, with nothing
-cached on the GPU, so that the tier alone answers. As vLLM's connector does, a request looks its prefix up, loads its hit,
-stores the chunks it computes in steps of 8,192 tokens, and then ends.
+is loaded as vLLM loads it, by its path. Made up: the connector and the GPU. Requests come one after another, with
+nothing cached on the GPU, so that the tier alone answers. As vLLM's connector does, a request looks its prefix up,
+loads what it hits, stores the chunks it computes in steps of 8,192 tokens, and then ends.
 
 Two layouts: `states` is Kimi-K3 (TP 8, fp8): one group of attention with chunks of 1,536 tokens, three of states that
 are stored at the last chunk boundary of a prompt and where it parts from what the tier knows. `plain` is full attention

@@ -372,7 +372,7 @@ class KVCacheManager:
     def _commit(self, run: _Run, tokens: Sequence[int]) -> None:
         """Commit the older step of a request, which sampled `tokens`."""
         part = run.parts.popleft()
-        rejected = part.drafts - max(0, len(tokens) - 1)
+        rejected = max(0, part.drafts - max(0, len(tokens) - 1))
         newer = run.parts[0].step.counts.item() if rejected and run.parts else 0
         self.cache.commit_one(part.step, part.step.counts.item() - rejected, tokens)
         run.whole = rejected == part.drafts
