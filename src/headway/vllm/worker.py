@@ -1,0 +1,56 @@
+"""Whole copies of pages in vLLM's workers: `--worker-extension-cls headway.vllm.WholePages`.
+
+In a hybrid model a layer of states and a layer of attention share pages, so their views start at the same address. vLLM
+(0.32, 0.33) copies what starts at one address once, with the extent of the first view there. Where that is the state's,
+which is shorter, a copied page of attention lacks its end (vllm#55112), and a request that resumes on the copy computes
+other tokens. A worker extension is loaded in every worker, before its model runner runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["WholePages", "copy_pages", "install"]
+
+_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+"""Modules of vLLM that copy pages, each by its own name of the function."""
+
+
+def copy_pages(kv_caches: Iterable[torch.Tensor], num_blocks: int, kv_cache_block_copies: Sequence[Any]) -> None:
+    """Copy pages as vLLM's `copy_kv_cache_blocks_inplace` does, but all bytes that any view of a layer has of a page.
+
+    All sources are read before anything is written.
+
+    Args:
+        kv_caches: Views of layers, each [k x num_blocks, ...], of any dtype; several may show the same bytes.
+        num_blocks: Pages.
+        kv_cache_block_copies: Pairs (source, destination) of page ids.
+    """
+    if not kv_cache_block_copies:
+        return
+    pairs = torch.from_numpy(np.array(kv_cache_block_copies, dtype=np.int64))
+    views = {(v.device, v.data_ptr(), v.dtype, v.shape, v.stride()): v for v in kv_caches}
+    moves = []
+    for view in views.values():
+        pages: torch.Tensor = view.unflatten(0, (num_blocks, -1))  # type: ignore[no-untyped-call]
+        sources, destinations = pairs.to(view.device).unbind(dim=1)
+        moves.append((pages, destinations, pages[sources]))
+    for pages, destinations, content in moves:
+        pages[destinations] = content
+
+
+class WholePages:
+    """An extension of vLLM's worker. With it, copied pages are whole."""
+
+
+def install() -> None:
+    """Let vLLM's model runners of this process copy whole pages."""
+    for name in _RUNNERS:
+        runner = import_module(name)
+        if hasattr(runner, "copy_kv_cache_blocks_inplace"):
+            setattr(runner, "copy_kv_cache_blocks_inplace", copy_pages)  # noqa: B010  (mypy knows no such attribute)

@@ -1,0 +1,47 @@
+"""Pages that are copied whole, whatever views the layers have of them."""
+
+from __future__ import annotations
+
+import torch
+
+from headway.vllm.worker import copy_pages
+
+PAGES, PAGE = 6, 16
+
+
+def views() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The bytes of two layers' pages, side by side in one buffer, and the views of a state and of attention on each."""
+    memory = torch.arange(PAGES * 2 * PAGE, dtype=torch.int32).view(PAGES, 2, PAGE)
+    layers = [memory[:, layer] for layer in (0, 1)]
+    states = [layer[:, : PAGE // 4] for layer in layers]  # shorter than the page, and named first
+    return memory, [*states, *layers]
+
+
+def test_a_page_is_copied_with_the_extent_of_its_longest_view() -> None:
+    memory, caches = views()
+    before = memory.clone()
+    copy_pages(caches, PAGES, [(1, 4)])
+    assert (memory[4] == before[1]).all()
+    others = [0, 1, 2, 3, 5]
+    assert (memory[others] == before[others]).all()
+
+
+def test_a_destination_that_is_a_source_gives_what_it_had() -> None:
+    memory, caches = views()
+    before = memory.clone()
+    copy_pages(caches, PAGES, [(0, 1), (1, 2)])
+    assert (memory[1] == before[0]).all()
+    assert (memory[2] == before[1]).all()
+
+
+def test_pages_of_several_kernel_blocks() -> None:
+    """A kernel may cut a page in blocks of its own: the view then has several rows per page."""
+    memory = torch.arange(PAGES * PAGE, dtype=torch.int32).view(PAGES, PAGE)
+    before = memory.clone()
+    copy_pages([memory.view(PAGES * 4, PAGE // 4)], PAGES, [(5, 0)])
+    assert (memory[0] == before[5]).all()
+    assert (memory[1:] == before[1:]).all()
+
+
+def test_nothing_to_copy_reads_nothing() -> None:
+    copy_pages(iter([]), PAGES, [])
