@@ -92,7 +92,8 @@ def read(results: Path) -> dict[str, str]:
             if case.find("skipped") is None
             else "skipped"
         )
-        found[f"{str(case.get('classname')).rpartition('.')[2]}::{case.get('name')}"] = state
+        module = next(part for part in str(case.get("classname")).split(".") if part.startswith("test_"))
+        found[f"{module}::{case.get('name')}"] = state
     return found
 
 
