@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.vllm.fabricated import write_vllm
 from tests.vllm.one_by_one import OneByOne
 from tools.vllm_interface import SCHEDULER, record, used_names
@@ -120,7 +121,7 @@ def test_no_attribute_has_escaped_the_list() -> None:
     listed = {re.split(r"[.:>]", key)[-1] for release in VERSIONS for key in recorded(release)}
     given = {
         name
-        for kind in (str, list, dict, set, tuple, deque, threading, logging.Logger, np, np.ndarray)
+        for kind in (str, list, dict, set, tuple, deque, threading, logging.Logger, np, np.ndarray, torch, torch.Tensor)
         for name in dir(kind)
     }
     escaped = {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
+import pytest
 import torch
 
-from headway.vllm.worker import copy_pages
+from headway.vllm.worker import copy_pages, install
 
 PAGES, PAGE = 6, 16
 
@@ -45,3 +49,14 @@ def test_pages_of_several_kernel_blocks() -> None:
 
 def test_nothing_to_copy_reads_nothing() -> None:
     copy_pages(iter([]), PAGES, [])
+
+
+def test_every_runner_of_the_process_takes_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has the old one by name, and one that is imported later and takes it from where vLLM has it."""
+    utils, runner = ModuleType("vllm.v1.worker.utils"), ModuleType("vllm.v1.worker.gpu_model_runner")
+    for module in (ModuleType("vllm"), ModuleType("vllm.v1"), ModuleType("vllm.v1.worker"), utils, runner):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for module in (utils, runner):
+        vars(module)["copy_kv_cache_blocks_inplace"] = None
+    install()
+    assert vars(utils)["copy_kv_cache_blocks_inplace"] is vars(runner)["copy_kv_cache_blocks_inplace"] is copy_pages

@@ -8,6 +8,7 @@ other tokens. A worker extension is loaded in every worker, before its model run
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,8 +18,8 @@ import torch
 
 __all__ = ["WholePages", "copy_pages", "install"]
 
-_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
-"""Modules of vLLM that copy pages, each by its own name of the function."""
+_MODULES = ("vllm.v1.worker.utils", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+"""Modules of vLLM: the one that has the function, and those that took it from there by name."""
 
 
 def copy_pages(kv_caches: Iterable[torch.Tensor], num_blocks: int, kv_cache_block_copies: Sequence[Any]) -> None:
@@ -49,8 +50,8 @@ class WholePages:
 
 
 def install() -> None:
-    """Let vLLM's model runners of this process copy whole pages."""
-    for name in _RUNNERS:
-        runner = import_module(name)
-        if hasattr(runner, "copy_kv_cache_blocks_inplace"):
-            setattr(runner, "copy_kv_cache_blocks_inplace", copy_pages)  # noqa: B010  (mypy knows no such attribute)
+    """Let vLLM's model runners of this process copy whole pages, those that are imported later too."""
+    import_module(_MODULES[0])
+    for name in _MODULES:
+        if name in sys.modules:
+            vars(sys.modules[name])["copy_kv_cache_blocks_inplace"] = copy_pages
