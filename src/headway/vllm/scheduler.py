@@ -105,7 +105,7 @@ def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) ->
     if groups.states and groups.attention and parallel.worker_extension_cls != WHOLE_PAGES:
         raise ConfigError(
             "vLLM's workers copy pages of a model with states and attention only in part (vllm#55112): answers would "
-            f"be wrong. Add add --worker-extension-cls {WHOLE_PAGES}"
+            f"be wrong. Add --worker-extension-cls {WHOLE_PAGES}"
         )
     return KVCacheManager(
         groups,
