@@ -63,6 +63,8 @@ class ResponseFormat(Record):
 class StructuredOutputs(Record):
     """The form of the answer, as vLLM's clients ask for it: one of the first five."""
 
+    CLOSED = True
+
     json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
