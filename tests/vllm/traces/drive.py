@@ -1,9 +1,9 @@
-"""vLLM's engine loop around a scheduler, with a fabricated model runner: what is reused, in how many steps, at what cost.
+"""vLLM's engine loop around a scheduler, with a fabricated model runner: what is reused, in how many steps, and its cost.
 
-The runner computes nothing: it gives one token for each request whose known tokens are all computed. In the asynchronous
-mode the outputs of step n arrive after step n + 1 was planned, as in vLLM's own loop. For a checked run the emulated
-worker is the runner: it asserts every read, and accepts a random number of drafts. There answers end at random, and
-requests are aborted and the cache is reset while steps are under way.
+The runner computes nothing: it gives one token for each request whose known tokens are all computed. In the
+asynchronous mode the outputs of step n arrive after step n + 1 was planned, as in vLLM's own loop. For a checked run
+the emulated worker is the runner: it asserts every read, and accepts a random number of drafts. There answers end at
+random, and requests are aborted and the cache is reset while steps are under way.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Counts:
 
 
 class Driver:
-    """A closed loop: `options.running` requests are with the scheduler, in the workload's order, until all have ended."""
+    """A closed loop: `options.running` requests are with the scheduler, in the workload's order, until all ended."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Engine:
-    """Who keeps what: `unit` is vLLM's `prefix_match_unit`; `scheduler` a class in vLLM's place, which hits by itself."""
+    """Who keeps what: `unit` is vLLM's `prefix_match_unit`, `scheduler` a class in the place of vLLM's."""
 
     unit: int | None = None
     scheduler: str | None = None

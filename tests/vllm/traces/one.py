@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+from tests.vllm.traces.cells import Cell
 from tests.vllm.traces.drive import Driver, Faults, Runner, Sample
 from tests.vllm.traces.layouts import ENGINES, LAYOUTS, LONGEST, Options, build
 from tests.vllm.traces.workload import Workload
 from tests.vllm.worker import EmulatedWorker, WorkerGroup
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
-
-if TYPE_CHECKING:
-    from tests.vllm.traces.run import Cell
 
 __all__ = ["run_cell"]
 

@@ -1,7 +1,7 @@
 """A request trace as token ids, for an engine that hashes and compares tokens.
 
-A trace of block hashes says which whole blocks two prompts share. Here each block becomes pseudo-random token ids of its
-own, so that any engine finds exactly what the trace says. Two things that the trace cannot say are restored:
+A trace of block hashes says which whole blocks two prompts share. Here each block becomes pseudo-random token ids of
+its own, so that any engine finds exactly what the trace says. Two things that the trace cannot say are restored:
 
 - The *tail*: what follows the last whole block of a prompt has an id of its own, and the next turn, which repeats it,
   names the fuller block at that place by another id. Where a prompt goes on from an earlier one, its next block begins

@@ -20,78 +20,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tests.vllm.traces.cells import LONGEST, SESSION_REQUESTS, SESSIONS, Cell, cells
 from tests.vllm.traces.table import render
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "build" / "vllm-traces.jsonl"
 MEASURE = 1
 """Raised when this folder changes what is measured: older lines do not count then."""
-SESSIONS, SESSION_REQUESTS, LONGEST = 60, 600, 131_072
-REQUESTS = 3993
-"""Of a Mooncake trace: all of `synthetic`, the first third of `conversation`."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is run.
-
-    Attributes:
-        model: A name of `LAYOUTS`.
-        trace: "conversation", "synthetic" or "agents".
-        memory: GB per rank.
-        engine: A name of `ENGINES`.
-        requests: The first requests of the trace; of sessions, the most.
-        asynchronous: Two steps under way.
-        drafts: Drafted tokens per step.
-        checked: On the emulated worker, with faults.
-    """
-
-    model: str
-    trace: str
-    memory: float
-    engine: str = "vllm"
-    requests: int = REQUESTS
-    asynchronous: bool = False
-    drafts: int = 0
-    checked: bool = False
-
-    @property
-    def name(self) -> str:
-        """For people, and for `--only`."""
-        mode = ("asynchronous/" if self.asynchronous else "") + ("checked/" if self.checked else "")
-        drafts = f"drafts {self.drafts}/" if self.drafts else ""
-        return f"{self.model}/{self.trace}/{self.memory:g} GB/{mode}{drafts}{self.engine}"
-
-
-def cells() -> list[Cell]:
-    """All of them, those that matter most first; engines in turns."""
-    k3 = [
-        *(("conversation", 14.5), ("conversation", 58.0), ("agents", 14.5), ("agents", 58.0)),
-        *(("synthetic", 14.5), ("synthetic", 58.0)),
-        *(("conversation", 232.0), ("agents", 232.0), ("synthetic", 232.0)),
-    ]
-    plain = [Cell("kimi-k3", trace, memory) for trace, memory in k3]
-    plain += [Cell(model, trace, 58.0) for model in ("gpt-oss-120b", "qwen3-next") for trace in ("conversation", "agents")]
-    plain += [Cell("kimi-k3", "conversation", 58.0, asynchronous=True)]
-    both = []
-    for turn, cell in enumerate(plain):
-        pair = [cell, replace(cell, engine="headway")]
-        both += pair if turn % 2 == 0 else pair[::-1]
-    checked = [
-        Cell("kimi-k3", "conversation", 4.5, "headway", 400, checked=True),
-        Cell("kimi-k3", "conversation", 4.5, "headway", 400, asynchronous=True, checked=True),
-        Cell("gpt-oss-120b", "conversation", 9.0, "headway", 200, asynchronous=True, checked=True),
-        Cell("gpt-oss-120b", "conversation", 9.0, "headway", 200, asynchronous=True, drafts=3, checked=True),
-        Cell("kimi-k3", "agents", 4.5, "headway", 100, asynchronous=True, checked=True),
-    ]
-    fine = [replace(cell, engine="vllm-512") for cell in plain if cell.model == "kimi-k3" and not cell.asynchronous]
-    return both + checked + fine
 
 
 def key(cell: Cell, answer: int) -> dict[str, Any]:
@@ -116,8 +57,8 @@ def measure(cell: Cell, traces: Path, answer: int) -> dict[str, Any]:
     from tests.vllm.traces.workload import conversation, sessions
 
     if cell.trace == "agents":
-        files = min(SESSIONS, cell.requests)
-        workload = sessions(traces / "agents", files=files, requests=min(cell.requests, SESSION_REQUESTS), longest=LONGEST)
+        files, requests = min(SESSIONS, cell.requests), min(SESSION_REQUESTS, cell.requests)
+        workload = sessions(traces / "agents", files=files, requests=requests, longest=LONGEST)
     else:
         workload = conversation(traces / f"{cell.trace}_trace.jsonl", cell.requests)
     return run_cell(cell, workload, answer)
@@ -149,9 +90,9 @@ def _run_all(missing: Iterable[Cell], options: argparse.Namespace, known: dict[s
     for number, cell in enumerate(missing, start=1):
         started = time.monotonic()
         print(f"[{number}] {cell.name}: {cell.requests} requests ...", flush=True)
-        command = [sys.executable, "-m", "tests.vllm.traces.run", "--traces", str(options.traces)]
+        command = [sys.executable, "-m", "tests.vllm.traces", "--traces", str(options.traces)]
         command += ["--answer", str(options.answer), "--cell", json.dumps(asdict(cell))]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         if done.returncode:
             failed += 1
             print(f"    failed:\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
@@ -160,7 +101,8 @@ def _run_all(missing: Iterable[Cell], options: argparse.Namespace, known: dict[s
         record = known[_line(identity)] = identity | json.loads(done.stdout.splitlines()[-1])
         with options.out.open("a", encoding="utf-8") as file:
             print(json.dumps(record), file=file, flush=True)
-        print(f"    {record['reused'] / record['prompt_tokens']:.2%} reused, {time.monotonic() - started:.0f} s", flush=True)
+        reused = record["reused"] / record["prompt_tokens"]
+        print(f"    {reused:.2%} reused, {time.monotonic() - started:.0f} s", flush=True)
     return failed
 
 
