@@ -4,7 +4,7 @@
 
 FOLDER holds `conversation_trace.jsonl` and `synthetic_trace.jsonl` of Mooncake, and `agents/`, the sessions of
 kv-cache-tester. Each cell (model, trace, memory) is run by each engine in a process of its own, in turns, and written
-to `build/vllm-traces.jsonl` when it is done. A cell that is there is not run again, unless vLLM or, for Headway, the
+to `build/vllm_traces.jsonl` when it is done. A cell that is there is not run again, unless vLLM or, for Headway, the
 code of the cache has changed. The table of all that is there is printed at the end and written beside it.
 
 A checked cell runs Headway alone, on an emulated worker that asserts every read, with two steps under way, drafts that
@@ -30,7 +30,7 @@ from tests.vllm.traces.cells import LONGEST, SESSION_REQUESTS, SESSIONS, Cell, c
 from tests.vllm.traces.table import render
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "build" / "vllm-traces.jsonl"
+RESULTS = ROOT / "build" / "vllm_traces.jsonl"
 MEASURE = 1
 """Raised when this folder changes what is measured: older lines do not count then."""
 

@@ -1,4 +1,4 @@
-"""vLLM's engine loop around a scheduler, with a fabricated model runner: what is reused, in how many steps, and its cost.
+"""vLLM's engine loop around a scheduler, with a fabricated model runner: what is reused, in how many steps, how fast.
 
 The runner computes nothing: it gives one token for each request whose known tokens are all computed. In the
 asynchronous mode the outputs of step n arrive after step n + 1 was planned, as in vLLM's own loop. For a checked run
@@ -22,7 +22,7 @@ from tests.vllm.traces.workload import VOCABULARY, Workload
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 __all__ = ["Counts", "Driver", "Faults", "PlainRunner", "Runner"]
@@ -208,6 +208,9 @@ class Driver:
         """Plan a step, compute it, and answer the oldest one under way. Whether anything moved."""
         depth = 2 if self._options.asynchronous else 1
         planned = False
+        if self._faults.reset and self._chances.random() < self._faults.reset:
+            self.counts.resets += 1
+            self._scheduler.reset_prefix_cache(reset_running_requests=True)
         if self._scheduler.has_requests():
             with self.counts.time("scheduling"):
                 output = self._scheduler.schedule()
@@ -216,13 +219,17 @@ class Driver:
                 return True
         if not self._under_way:
             return False
-        self._disturb()
+        self._abort()
         output, sampled = self._under_way.popleft()
         with self.counts.time("updating"):
             answered = self._scheduler.update_from_output(output, sampled)
         ended = [one.request_id for part in answered.values() for one in part.outputs if one.finish_reason is not None]
         for name in ended:
             self._end(name)
+        if self._options.drafts and not self._options.asynchronous:  # asynchronous runners keep their drafts
+            names = [name for name in sampled.req_ids if name not in ended]
+            drafts = [[self._sample(name, -1) for _ in range(self._options.drafts)] for name in names]
+            self._scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
         return planned or bool(output.num_scheduled_tokens)
 
     def _compute(self, output: SchedulerOutput) -> bool:
@@ -236,15 +243,13 @@ class Driver:
         self._under_way.append((output, sampled))
         return bool(output.num_scheduled_tokens)
 
-    def _disturb(self) -> None:
+    def _abort(self) -> None:
+        """Perhaps abort a request, of which a step may be under way."""
         if self._faults.abort and self._threads and self._chances.random() < self._faults.abort:
             name = str(self._chances.choice(sorted(self._threads)))
             status = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)[int(self._chances.integers(0, 2))]
             self.counts.aborted += 1
             self._give_up(name, status)
-        if self._faults.reset and self._chances.random() < self._faults.reset:
-            self.counts.resets += 1
-            self._scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def _give_up(self, name: str, status: RequestStatus) -> None:
         self._scheduler.finish_requests(name, status)

@@ -18,7 +18,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MambaSpec, SlidingWindo
 
 __all__ = ["run_cell"]
 
-_FAULTS = Faults(stop=0.02, abort=0.02, reset=0.002)
+_FAULTS = Faults(stop=0.02, abort=0.02, reset=0.02)
 
 
 def run_cell(cell: Cell, workload: Workload, answer: int) -> dict[str, Any]:
