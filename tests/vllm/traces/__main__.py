@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
+import multiprocessing
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -28,11 +28,13 @@ from typing import Any
 
 from tests.vllm.traces.cells import LONGEST, SESSION_REQUESTS, SESSIONS, Cell, cells
 from tests.vllm.traces.table import render
+from tests.vllm.traces.workload import Workload, conversation, sessions
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "build" / "vllm_traces.jsonl"
 MEASURE = 1
 """Raised when this folder changes what is measured: older lines do not count then."""
+_FORK = multiprocessing.get_context("fork")
 
 
 def key(cell: Cell, answer: int) -> dict[str, Any]:
@@ -50,26 +52,35 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def measure(cell: Cell, traces: Path, answer: int) -> dict[str, Any]:
-    """Run a cell in this process."""
-    # Only the process of a cell needs vLLM.
-    from tests.vllm.traces.one import run_cell
-    from tests.vllm.traces.workload import conversation, sessions
+@cache
+def load(trace: str, requests: int, traces: Path) -> Workload:
+    """The workload of a cell."""
+    if trace == "agents":
+        files, most = min(SESSIONS, requests), min(SESSION_REQUESTS, requests)
+        return sessions(traces / "agents", files=files, requests=most, longest=LONGEST)
+    return conversation(traces / f"{trace}_trace.jsonl", requests)
 
-    if cell.trace == "agents":
-        files, requests = min(SESSIONS, cell.requests), min(SESSION_REQUESTS, cell.requests)
-        workload = sessions(traces / "agents", files=files, requests=requests, longest=LONGEST)
-    else:
-        workload = conversation(traces / f"{cell.trace}_trace.jsonl", cell.requests)
-    return run_cell(cell, workload, answer)
+
+def run_apart(cell: Cell, workload: Workload, answer: int) -> dict[str, Any] | None:
+    """Run a cell in a process of its own, forked when vLLM is imported: what it found, or None if it failed."""
+    from tests.vllm.traces.one import run_cell  # imports vLLM, which `--show` does not need
+
+    receiver, sender = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=lambda: sender.send(run_cell(cell, workload, answer)))
+    process.start()
+    sender.close()
+    try:
+        found: dict[str, Any] = receiver.recv()
+    except EOFError:
+        return None
+    finally:
+        process.join()
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing and print the table. 1 if a cell failed."""
     options = _options(argv)
-    if options.cell:
-        print(json.dumps(measure(Cell(**json.loads(options.cell)), options.traces, options.answer)), flush=True)
-        return 0
     wanted = [cell for cell in cells() if all(part in cell.name for part in options.only)]
     if options.requests:
         wanted = [replace(cell, requests=min(cell.requests, options.requests)) for cell in wanted]
@@ -90,15 +101,13 @@ def _run_all(missing: Iterable[Cell], options: argparse.Namespace, known: dict[s
     for number, cell in enumerate(missing, start=1):
         started = time.monotonic()
         print(f"[{number}] {cell.name}: {cell.requests} requests ...", flush=True)
-        command = [sys.executable, "-m", "tests.vllm.traces", "--traces", str(options.traces)]
-        command += ["--answer", str(options.answer), "--cell", json.dumps(asdict(cell))]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        if done.returncode:
+        found = run_apart(cell, load(cell.trace, cell.requests, options.traces), options.answer)
+        if found is None:
             failed += 1
-            print(f"    failed:\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
+            print(f"    failed: {cell.name}", file=sys.stderr, flush=True)
             continue
         identity = key(cell, options.answer)
-        record = known[_line(identity)] = identity | json.loads(done.stdout.splitlines()[-1])
+        record = known[_line(identity)] = identity | found
         with options.out.open("a", encoding="utf-8") as file:
             print(json.dumps(record), file=file, flush=True)
         reused = record["reused"] / record["prompt_tokens"]
@@ -128,7 +137,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--answer", type=int, default=2, help="Answers are cut to so many tokens (%(default)s).")
     parser.add_argument("--out", type=Path, default=RESULTS, help="Finished cells, as JSON lines (%(default)s).")
     parser.add_argument("--show", action="store_true", help="Run nothing: the table of what is there.")
-    parser.add_argument("--cell", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 

@@ -50,14 +50,12 @@ class Options:
         step_tokens: Most tokens in a step.
         asynchronous: Plan a step before the one before it is answered.
         drafts: Drafted tokens per step, by an MTP head with a cache of its own; 0 for none.
-        headway: Options of `headway.vllm`, as `--additional-config` would give them.
     """
 
     running: int = 16
     step_tokens: int = 8192
     asynchronous: bool = False
     drafts: int = 0
-    headway: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,6 @@ def _config(layout: Layout, engine: Engine, options: Options) -> VllmConfig:
         ),
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig(device="cpu"),
-        additional_config={"headway": options.headway} if options.headway else {},
     )
     # What VllmConfig decides from a model and a platform, neither of which is there.
     config.cache_config.kv_cache_layout = "LBNHC"
