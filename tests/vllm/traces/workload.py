@@ -6,8 +6,9 @@ its own, so that any engine finds exactly what the trace says. Two things that t
 - The *tail*: what follows the last whole block of a prompt has an id of its own, and the next turn, which repeats it,
   names the fuller block at that place by another id. Where a prompt goes on from an earlier one, its next block begins
   with the tail of that one.
-- The *answer*: where the trace's format says that a prompt contains the answer of the prompt that it goes on from, this
-  answer is what stands there. Every other answer is made of tokens that occur nowhere else.
+- The *answer*: where the trace's format says that a prompt contains the answer of the prompt that it goes on from, and
+  it is long enough for that, this answer is what stands there. Every other answer is made of tokens that occur nowhere
+  else.
 """
 
 from __future__ import annotations
@@ -83,11 +84,14 @@ class Workload:
 
     def answer(self, index: int, tokens: int) -> list[int]:
         """The first `tokens` tokens of an answer, as far as a later prompt contains it; else nothing."""
-        request = int(self.order[index])
-        if self.trace.outputs != "continuation" or request not in self._child:
+        trace, request = self.trace, int(self.order[index])
+        child = self._child.get(request)
+        if trace.outputs != "continuation" or child is None:
             return []
-        length = int(self.trace.prompt_tokens[request])
-        return self._tokens(self._child[request])[length : length + tokens].tolist()
+        length = int(trace.prompt_tokens[request])
+        if trace.prompt_tokens[child] < length + trace.answer_tokens[request]:
+            return []
+        return self._tokens(child)[length : length + tokens].tolist()
 
     def answer_tokens(self, index: int, most: int) -> int:
         """Tokens of an answer, cut to `most`; at least one."""
@@ -147,11 +151,13 @@ def _links(trace: Trace, order: Sequence[int]) -> dict[int, Link]:
     """Which block begins with whose tail.
 
     The whole blocks of a prompt are followed through those of all earlier ones. Where it leaves them exactly at the end
-    of the whole blocks of an earlier prompt that is shorter by at least its answer, it goes on from that one: each has
-    at most one follower, and at least two whole blocks must agree.
+    of the whole blocks of an earlier prompt that is shorter, it goes on from that one: each has at most one follower,
+    and at least two whole blocks must agree. Where the trace does not say whose turn is whose, the earlier prompt must
+    be shorter by its answer too. (In sessions, what is thought is answered and not sent back.)
     """
     links: dict[int, Link] = {}
     root: list[Any] = [{}, []]
+    answers = np.zeros_like(trace.answer_tokens) if trace.outputs == "continuation" else trace.answer_tokens
     for request in order:
         symbols = trace.prompt(request).tolist()
         length = int(trace.prompt_tokens[request])
@@ -167,7 +173,7 @@ def _links(trace: Trace, order: Sequence[int]) -> dict[int, Link]:
         for symbol in symbols[depth:-1]:
             node = node[0].setdefault(symbol, [{}, []])
         if tail := length % trace.width:
-            node[1].append((request, length + int(trace.answer_tokens[request]), symbols[-1], tail))
+            node[1].append((request, length + int(answers[request]), symbols[-1], tail))
     return links
 
 
