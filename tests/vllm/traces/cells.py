@@ -60,8 +60,8 @@ def cells() -> list[Cell]:
         pair = [cell, replace(cell, engine="headway")]
         both += pair if turn % 2 == 0 else pair[::-1]
     checked = [
-        Cell("kimi-k3", "conversation", 2.0, "headway", 400, checked=True),
-        Cell("kimi-k3", "conversation", 2.0, "headway", 400, asynchronous=True, checked=True),
+        Cell("kimi-k3", "conversation", 2.0, "headway", 200, checked=True),
+        Cell("kimi-k3", "conversation", 2.0, "headway", 200, asynchronous=True, checked=True),
         Cell("gpt-oss-120b", "conversation", 9.0, "headway", 200, asynchronous=True, checked=True),
         Cell("gpt-oss-120b", "conversation", 9.0, "headway", 200, asynchronous=True, drafts=3, checked=True),
         Cell("kimi-k3", "agents", 2.0, "headway", 100, asynchronous=True, checked=True),
