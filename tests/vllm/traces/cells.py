@@ -64,7 +64,8 @@ def cells() -> list[Cell]:
         Cell("kimi-k3", "conversation", 2.0, "headway", 200, asynchronous=True, checked=True),
         Cell("gpt-oss-120b", "conversation", 9.0, "headway", 200, asynchronous=True, checked=True),
         Cell("gpt-oss-120b", "conversation", 9.0, "headway", 200, asynchronous=True, drafts=3, checked=True),
-        Cell("kimi-k3", "agents", 2.0, "headway", 100, asynchronous=True, checked=True),
+        Cell("kimi-k3", "conversation", 2.0, "headway", 200, asynchronous=True, drafts=3, checked=True),
+        Cell("kimi-k3", "agents", 4.5, "headway", 200, asynchronous=True, checked=True),
     ]
     fine = [replace(cell, engine="vllm-512") for cell in plain if cell.model == "kimi-k3" and not cell.asynchronous]
     return both + checked + fine

@@ -32,10 +32,11 @@ def render(records: Sequence[Record]) -> str:
 
 
 def _setting(record: Record) -> tuple[Any, ...]:
+    """What two engines must share to be compared, and the order of the table."""
     cell = record["cell"]
-    order = ("kimi-k3", "qwen3-next", "gpt-oss-120b")
+    models, traces = ("kimi-k3", "qwen3-next", "gpt-oss-120b"), ("conversation", "agents", "synthetic")
     mode = cell["asynchronous"], cell["drafts"], cell["requests"]
-    return order.index(cell["model"]), *mode, cell["trace"], cell["memory"]
+    return models.index(cell["model"]), mode[:2], traces.index(cell["trace"]), mode[2], cell["memory"]
 
 
 def _row(record: Record, vllm: Record | None) -> str:
