@@ -151,9 +151,6 @@ class EmulatedWorker:
         """New, resumed and running requests: their tokens and tables."""
         for new in output.scheduled_new_reqs:
             tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
-            known = self.sequences.get(new.req_id)
-            if known is not None and len(known.tokens) > len(tokens):
-                tokens = known.tokens
             self.sequences[new.req_id] = _Sequence(
                 list(tokens), new.num_computed_tokens, [list(t) for t in new.block_ids]
             )
