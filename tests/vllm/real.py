@@ -95,7 +95,7 @@ def make(layout: str, blocks: int, *, drafts: int = 0, ahead: bool = False, dcp:
     config = VllmConfig(
         cache_config=CacheConfig(block_size=8, enable_prefix_caching=False),
         scheduler_config=scheduling,
-        parallel_config=ParallelConfig(),
+        parallel_config=ParallelConfig(worker_extension_cls="headway.vllm.WholePages"),
         device_config=DeviceConfig(device="cpu"),
     )
     config.scheduler_config.async_scheduling = ahead

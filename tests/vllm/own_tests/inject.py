@@ -23,6 +23,7 @@ def _ours(base: type[Any]) -> type[Any]:
     class Judged(base):
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
             vllm_config.cache_config.enable_prefix_caching = False
+            vllm_config.parallel_config.worker_extension_cls = "headway.vllm.WholePages"
             super().__init__(vllm_config, *args, **kwargs)
 
     return Judged

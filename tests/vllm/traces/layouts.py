@@ -199,7 +199,7 @@ def _config(layout: Layout, engine: Engine, options: Options) -> VllmConfig:
             async_scheduling=options.asynchronous,
             scheduler_cls=engine.scheduler,
         ),
-        parallel_config=ParallelConfig(),
+        parallel_config=ParallelConfig(worker_extension_cls="headway.vllm.WholePages"),
         device_config=DeviceConfig(device="cpu"),
     )
     # What VllmConfig decides from a model and a platform, neither of which is there.
