@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step
+from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step, Waterfall
 from headway.errors import UnservableError
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
@@ -113,6 +113,9 @@ class KVCacheManager:
         groups: vLLM's groups as the cache has them.
         options: The user's options.
         unservable: Requests that the pool could never hold, and why; the scheduler ends them.
+        waterfall: What became of the prompts of admitted requests, each counted once.
+        resumed_tokens: Tokens of requests that were admitted again, after a preemption.
+        resumed_hit_tokens: Of these, tokens that were still cached.
     """
 
     def __init__(
@@ -156,6 +159,7 @@ class KVCacheManager:
         self._prompts: dict[str, tuple[Prompt, Wishes]] = {}
         self._first: dict[str, Lease] = {}
         self.unservable: dict[str, str] = {}
+        self.waterfall, self.resumed_tokens, self.resumed_hit_tokens = Waterfall(), 0, 0
         self._runs: dict[str, _Run] = {}
         self._waiting: dict[str, _Run] = {}
         self._planned: dict[str, _Part] = {}
@@ -259,9 +263,17 @@ class KVCacheManager:
         if first:
             run.admitted = True
             del self._prompts[rid], self._waiting[rid]
-            self._first.setdefault(rid, run.lease)
+            self._count_admission(rid, run.lease)
         end = step.starts.item() + num_new_tokens + self._ahead
         return self._send(run, end, first=first) if first or end > run.room else self.empty_kv_cache_blocks
+
+    def _count_admission(self, rid: str, lease: Lease) -> None:
+        """A request was admitted, at first or again."""
+        if self._first.setdefault(rid, lease) is lease:
+            self.waterfall.add(lease.explanation)
+        else:
+            self.resumed_tokens += lease.explanation.prompt_tokens
+            self.resumed_hit_tokens += lease.explanation.hit_tokens
 
     def cut(self, request: Any, num_new_tokens: int) -> int:
         """How many of the next tokens of a request one step may compute: no further than to the next checkpoint."""

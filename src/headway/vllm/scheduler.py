@@ -1,4 +1,4 @@
-"""vLLM's schedulers with the cache's manager: the only module that imports vLLM.
+"""vLLM's schedulers with the cache's manager.
 
 vLLM has no plug point for its KV cache manager: its scheduler makes one by a name of its own module. So that name gives
 ours while the scheduler is made. The rest are overrides of methods: where prompt chunks end, which step an output
@@ -20,6 +20,7 @@ from headway.cache import ParallelLayout
 from headway.errors import ConfigError
 from headway.vllm.groups import read_groups
 from headway.vllm.manager import KVCacheManager
+from headway.vllm.metrics import Meter
 from headway.vllm.options import read_options
 
 __all__ = ["AsyncScheduler", "Scheduler"]
@@ -56,6 +57,7 @@ class Scheduler(vllm_scheduler.Scheduler):
             finally:
                 vllm_scheduler.KVCacheManager = original
         self.need_mamba_block_aligned_split = bool(manager.groups.states)
+        self._meter = Meter(manager)
 
     def _mamba_block_aligned_split(self, request: Any, num_new_tokens: int, *_: Any, **__: Any) -> int:
         """Where the next chunk of a prompt ends: at a checkpoint that is due, if one lies inside."""
@@ -77,6 +79,13 @@ class Scheduler(vllm_scheduler.Scheduler):
         index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
         self.kv_cache_manager.commit(scheduler_output, index, sampled)
         return super().update_from_output(scheduler_output, model_runner_output)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's; the cache's numbers travel with them."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            stats.num_kv_fetch_reqs_by_stage.update(self._meter.stage(last=not self.requests))
+        return stats
 
     def _connector_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """What goes with a request's last output: what became of its tokens, if it asked."""
