@@ -33,6 +33,7 @@ import numpy as np
 
 from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step, Waterfall
 from headway.errors import UnservableError
+from headway.vllm.events import KvEvents
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
 from headway.vllm.wishes import Wishes, read_wishes, report
@@ -113,6 +114,7 @@ class KVCacheManager:
         groups: vLLM's groups as the cache has them.
         options: The user's options.
         unservable: Requests that the pool could never hold, and why; the scheduler ends them.
+        events: Makes the KV events, if somebody wants them.
         waterfall: What became of the prompts of admitted requests, each counted once.
         resumed_tokens: Tokens of requests that were admitted again, after a preemption.
         resumed_hit_tokens: Of these, tokens that were still cached.
@@ -159,6 +161,7 @@ class KVCacheManager:
         self._prompts: dict[str, tuple[Prompt, Wishes]] = {}
         self._first: dict[str, Lease] = {}
         self.unservable: dict[str, str] = {}
+        self.events: KvEvents | None = None
         self.waterfall, self.resumed_tokens, self.resumed_hit_tokens = Waterfall(), 0, 0
         self._runs: dict[str, _Run] = {}
         self._waiting: dict[str, _Run] = {}
@@ -233,6 +236,8 @@ class KVCacheManager:
             pin_seconds=wishes.pin_seconds,
         )
         self._prompts[request.request_id] = prompt, wishes
+        if self.events and not given:
+            self.events.name(prompt.namespace, lora, request.cache_salt)
         return prompt, wishes
 
     def allocate_slots(
@@ -443,6 +448,8 @@ class KVCacheManager:
         """Forget everything. Running requests go on with their own memory."""
         self._prompts.clear()
         self.cache.reset()
+        if self.events:
+            self.events.clear()
         return True
 
     # ---- what is told
@@ -474,8 +481,8 @@ class KVCacheManager:
         return run.lease.computed if run else 0
 
     def take_events(self) -> list[Any]:
-        """None yet."""
-        return []
+        """KV events since the last call."""
+        return self.events.take() if self.events else []
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Nothing to do: what is computed counts by `commit`."""

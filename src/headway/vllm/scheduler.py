@@ -11,13 +11,16 @@ import threading
 from typing import Any
 
 import vllm.v1.core.sched.scheduler as vllm_scheduler
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 from vllm.v1.metrics.stats import PrefixCacheStats
 
 from headway.cache import ParallelLayout
 from headway.errors import ConfigError
+from headway.vllm.events import KvEvents
 from headway.vllm.groups import read_groups
 from headway.vllm.manager import KVCacheManager
 from headway.vllm.metrics import Meter
@@ -116,7 +119,7 @@ def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) ->
             "vLLM's workers copy pages of a model with states and attention only in part (vllm#55112): answers would "
             f"be wrong. Add --worker-extension-cls {WHOLE_PAGES}"
         )
-    return KVCacheManager(
+    manager = KVCacheManager(
         groups,
         read_options(vllm_config.additional_config),
         max_model_len=vllm_config.model_config.max_model_len,
@@ -127,6 +130,17 @@ def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) ->
         new_stats=PrefixCacheStats if log_stats else None,
         new_copy=KVCacheBlockCopy,
     )
+    told = vllm_config.kv_events_config
+    if told is not None and told.enable_kv_cache_events:
+        manager.events = KvEvents(
+            manager.cache,
+            groups,
+            stored=BlockStored,
+            removed=BlockRemoved,
+            cleared=AllBlocksCleared,
+            kind=lambda spec: str(get_kv_cache_spec_kind(spec).value),
+        )
+    return manager
 
 
 def _check(vllm_config: Any) -> None:
