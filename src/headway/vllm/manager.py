@@ -36,10 +36,11 @@ from headway.errors import UnservableError
 from headway.vllm.events import KvEvents
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
-from headway.vllm.wishes import Wishes, read_wishes, report
+from headway.vllm.wishes import DryRun, Wishes, read_wishes, report
 
 __all__ = ["Blocks", "KVCacheManager"]
 
+_WHO = {"own": "requests with a cache_salt", "off": "nobody"}
 _FAR = 1 << 62
 """A position that is never reached."""
 
@@ -443,6 +444,22 @@ class KVCacheManager:
             return None
         full = rule == "all" or bool(request.cache_salt)
         return report(self._first[request.request_id], run.lease, run.wishes, full=full, everything=rule == "all")
+
+    def dry_run(self, request: Any) -> dict[str, Any] | None:
+        """What a request is told that asks for no answer (wish `dry_run`); None if it wants one. Changes nothing.
+
+        It is told in full or not at all: who computes nothing leaves nothing behind, and could try out prompts.
+        """
+        parameters, rule = request.sampling_params, self.options.explain
+        wishes = read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
+        if not wishes.dry_run:
+            return None
+        if rule == "off" or (rule == "own" and not request.cache_salt):
+            return {"refused": [f"dry_run: this server explains to {_WHO[rule]}"]}
+        prompt, _ = self._prompt(request)
+        del self._prompts[request.request_id]
+        found = DryRun(self.cache.explain(prompt), self.cache.lookup(prompt))
+        return report(found, found, wishes, full=True, everything=rule == "all")
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything. Running requests go on with their own memory."""

@@ -15,6 +15,7 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 from vllm.v1.metrics.stats import PrefixCacheStats
 
@@ -25,6 +26,7 @@ from headway.vllm.groups import read_groups
 from headway.vllm.manager import KVCacheManager
 from headway.vllm.metrics import Meter
 from headway.vllm.options import read_options
+from headway.vllm.overview import start_lines
 
 __all__ = ["AsyncScheduler", "Scheduler"]
 
@@ -61,6 +63,31 @@ class Scheduler(vllm_scheduler.Scheduler):
                 vllm_scheduler.KVCacheManager = original
         self.need_mamba_block_aligned_split = bool(manager.groups.states)
         self._meter = Meter(manager)
+        self._dry_runs: list[tuple[int, EngineCoreOutput]] = []
+        for line in start_lines(manager):
+            logger.info(line)
+
+    def add_request(self, request: Any) -> None:
+        """As vLLM's. A dry run is done at once, and told with the next step's outputs."""
+        told = self.kv_cache_manager.dry_run(request)
+        if told is None:
+            super().add_request(request)
+            return
+        if self.log_stats:  # the front-end takes times from these
+            request.record_event(EngineCoreEventType.QUEUED)
+            request.record_event(EngineCoreEventType.SCHEDULED)
+        output = EngineCoreOutput(
+            request.request_id,
+            [],
+            finish_reason=FinishReason.LENGTH,
+            events=request.take_events(),
+            kv_transfer_params={"headway": told},
+        )
+        self._dry_runs.append((request.client_index, output))
+
+    def has_finished_requests(self) -> bool:
+        """As vLLM's. There is a step to do for dry runs as well."""
+        return bool(self._dry_runs) or super().has_finished_requests()
 
     def _mamba_block_aligned_split(self, request: Any, num_new_tokens: int, *_: Any, **__: Any) -> int:
         """Where the next chunk of a prompt ends: at a checkpoint that is due, if one lies inside."""
@@ -81,7 +108,11 @@ class Scheduler(vllm_scheduler.Scheduler):
         """As vLLM's; what was computed counts first."""
         index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
         self.kv_cache_manager.commit(scheduler_output, index, sampled)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for client, output in self._dry_runs:
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
+        self._dry_runs.clear()
+        return outputs
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's; the cache's numbers travel with them."""
