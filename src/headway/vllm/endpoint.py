@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 __all__ = ["Endpoint"]
 
@@ -44,8 +46,8 @@ async def _explain(raw: Request) -> JSONResponse:
     state = raw.app.state
     handler = state.openai_serving_chat if chat else state.openai_serving_completion
     answer = await (handler.create_chat_completion if chat else handler.create_completion)(asked, raw)
-    if hasattr(answer, "error"):
-        return JSONResponse(answer.model_dump(), answer.error.code)
+    if isinstance(answer, ErrorResponse):
+        return JSONResponse(jsonable_encoder(answer), answer.error.code)
     told = (answer.kv_transfer_params or {}).get("headway")
     if told is None:
         return _error(501, "the scheduler of this server does not explain: start it with headway.vllm.Scheduler")

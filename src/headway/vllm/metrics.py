@@ -52,9 +52,9 @@ class Meter:
         told: Numbers = {}
         for name, values in self._values().items():
             for key, value in values.items():
-                before, self._sent[name, key] = self._sent.get((name, key), 0), value
-                if before != value:
-                    told.setdefault(name, {})[key] = value - before if METRICS[name].grows else value
+                before, self._sent[name, key] = self._sent.get((name, key)), value
+                if before != value:  # what is 0 from the start is sent as well, so that its rate begins there
+                    told.setdefault(name, {})[key] = value - (before or 0) if METRICS[name].grows else value
         return {_STAGE + msgspec.json.encode(told).decode(): 0} if told else {}
 
     def _values(self) -> Values:

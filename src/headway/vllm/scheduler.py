@@ -34,13 +34,15 @@ WHOLE_PAGES = "headway.vllm.WholePages"
 """The extension of vLLM's workers that makes copies whole."""
 
 _MAKING = threading.Lock()
-logger = init_logger(__name__)
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is logged below its own name
 
 
 class Scheduler(vllm_scheduler.Scheduler):
     """vLLM's scheduler with the cache. With asynchronous scheduling it makes an `AsyncScheduler`."""
 
     kv_cache_manager: KVCacheManager
+    _meter: Meter
+    _dry_runs: list[tuple[int, EngineCoreOutput]]
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
         """An object of the class that fits the configuration."""
@@ -63,7 +65,7 @@ class Scheduler(vllm_scheduler.Scheduler):
                 vllm_scheduler.KVCacheManager = original
         self.need_mamba_block_aligned_split = bool(manager.groups.states)
         self._meter = Meter(manager)
-        self._dry_runs: list[tuple[int, EngineCoreOutput]] = []
+        self._dry_runs = []
         for line in start_lines(manager):
             logger.info(line)
 
@@ -161,8 +163,8 @@ def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) ->
         new_stats=PrefixCacheStats if log_stats else None,
         new_copy=KVCacheBlockCopy,
     )
-    told = vllm_config.kv_events_config
-    if told is not None and told.enable_kv_cache_events:
+    events_config = vllm_config.kv_events_config
+    if events_config is not None and events_config.enable_kv_cache_events:
         manager.events = KvEvents(
             manager.cache,
             groups,

@@ -14,6 +14,8 @@ __all__ = ["StatLogger"]
 class StatLogger(AggregateStatLoggerBase):
     """Takes the cache's numbers out of the statistics of steps; with another scheduler there are none."""
 
+    _exporter: Exporter
+
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         """As vLLM asks for it."""
         self._exporter = Exporter(str(vllm_config.model_config.served_model_name))
