@@ -37,7 +37,18 @@ HOLDS = {
     "status": ["vllm.v1.request:RequestStatus"],
     "mm_position": ["vllm.multimodal.inputs:PlaceholderRange"],
     "lora": ["vllm.lora.request:LoRARequest"],
-    "stats": ["vllm.v1.metrics.stats:PrefixCacheStats"],
+    "stats": ["vllm.v1.metrics.stats:PrefixCacheStats", "vllm.v1.metrics.stats:SchedulerStats"],
+    "scheduler_stats": ["vllm.v1.metrics.stats:SchedulerStats"],
+    "events_config": ["vllm.config:KVEventsConfig"],
+    "handler": [
+        "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat",
+        "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion",
+    ],
+    "answer": [
+        "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionResponse",
+        "vllm.entrypoints.openai.completion.protocol:CompletionResponse",
+        "vllm.entrypoints.serve.engine.protocol:ErrorResponse",
+    ],
     "output": ["vllm.v1.core.sched.output:SchedulerOutput"],
     "scheduler_output": ["vllm.v1.core.sched.output:SchedulerOutput"],
     "model_runner_output": ["vllm.v1.outputs:ModelRunnerOutput"],
@@ -51,11 +62,27 @@ ASKED = [
     f"{SCHEDULER}>_connector_finished",
     "vllm.v1.core.sched.async_scheduler>kv_cache_manager",
     "vllm.v1.engine.core>Scheduler",
+    "vllm.v1.metrics.loggers>stat_logger",
+    "vllm.plugins>plugin",
+    "vllm.plugins.endpoint_plugins.interface>plugin",
+    "vllm.entrypoints.openai.chat_completion.api_router>app",
+    "vllm.entrypoints.openai.completion.api_router>app",
     "vllm.v1.engine.core>kv_cache_manager",
     "vllm.v1.engine.core>cache_manager",
 ]
+# Fields that are given by keywords, and members of enumerations.
+GIVEN = {
+    "vllm.distributed.kv_events:BlockStored": "block_hashes parent_block_hash token_ids block_size lora_id lora_name "
+    "medium extra_keys group_idx kv_cache_spec_kind",
+    "vllm.distributed.kv_events:BlockRemoved": "block_hashes medium group_idx",
+    "vllm.v1.engine:EngineCoreOutput": "request_id new_token_ids finish_reason events kv_transfer_params",
+    "vllm.v1.engine:EngineCoreOutputs": "outputs",
+    "vllm.v1.engine:EngineCoreEventType": "QUEUED SCHEDULED",
+    "vllm.v1.engine:FinishReason": "LENGTH",
+}
 # What does the work that the package plans: no name of it is used, but its meaning is relied on.
 BEHIND = [
+    *(f"{owner}.{member}" for owner, members in GIVEN.items() for member in members.split()),
     "vllm.v1.worker.utils:copy_kv_cache_blocks_inplace",
     f"{SCHEDULER}:Scheduler.running",
     f"{SCHEDULER}:Scheduler._free_blocks",

@@ -155,6 +155,8 @@ class Oracle:
                 self.served[key].discard(path[-1])
 
     def _on_ResidentGrown(self, event: Any, path: list[int]) -> None:  # noqa: N802
+        before = [key in self.resident for key in path[self.lookahead + 1 :]]
+        assert before == [i < event.start for i in range(event.position)], f"not {event.start} kept before"
         for key in path[self.lookahead + 1 :]:
             assert key in self.computed, f"resident to {event.position}, but not all of that was computed"
             self.resident.add(key)

@@ -68,14 +68,14 @@ def test_oracle_objects_to_what_nobody_computed() -> None:
     with pytest.raises(AssertionError, match="nobody computed"):
         oracle.on_event(event("CheckpointStored", 4, [0, 1, 2, 3], kind="breakpoint"))
     with pytest.raises(AssertionError, match="not all of that was computed"):
-        oracle.on_event(event("ResidentGrown", 4, [0, 1, 2, 3]))
+        oracle.on_event(event("ResidentGrown", 4, [0, 1, 2, 3], start=0))
 
 
 def test_oracle_follows_the_resident_end() -> None:
     oracle = Oracle(Names(), lookahead=0, tails=False, ghosts_kept=True)
     path = oracle.names.path(0, range(8))
     oracle.commit(path, 8)
-    oracle.on_event(event("ResidentGrown", 8, list(range(8))))
+    oracle.on_event(event("ResidentGrown", 8, list(range(8)), start=0))
     assert oracle.best_hit(path) == 7
     oracle.on_event(event("ResidentShrunk", 8, list(range(8)), keep=3, cause="evicted"))
     assert oracle.best_hit(path) == 3
@@ -86,7 +86,7 @@ def test_oracle_objects_to_a_hit_that_is_too_shallow_or_too_deep() -> None:
     path = oracle.names.path(0, range(8))
     oracle.commit(path, 8)
     oracle.must_know(path, 8)
-    oracle.on_event(event("ResidentGrown", 5, list(range(5))))
+    oracle.on_event(event("ResidentGrown", 5, list(range(5)), start=0))
     oracle.judge_hit(path, 5, 8, [])
     for wrong in (4, 6):
         with pytest.raises(AssertionError, match="right is 5"):
@@ -180,7 +180,7 @@ def test_oracle_objects_to_a_path_that_is_told_wrongly() -> None:
     path = oracle.names.path(0, range(10))
     oracle.want(path)
     oracle.commit(path, 8)
-    oracle.on_event(event("ResidentGrown", 4, [0, 1, 2, 3]))
+    oracle.on_event(event("ResidentGrown", 4, [0, 1, 2, 3], start=0))
     oracle.on_event(event("CheckpointStored", 4, [0, 1, 2, 3], kind="breakpoint"))
     kept = KeptCheckpoint(4, "breakpoint", 1, False)
     right = PathPart(0, 8, 8, 4, 8, (kept,), (), (), 0, 0)

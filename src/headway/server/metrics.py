@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headway.engine import Engine, EngineSnapshot, RequestResult
+from headway.tell.metrics import METRICS, cache_values, waterfall_values
 
 __all__ = ["Metrics"]
 
@@ -67,8 +68,8 @@ class Metrics(Collector):
         """Totals and levels of this moment."""
         now = self._engine.snapshot()
         yield from _requests(now)
+        yield from _cache(now)
         yield from _tokens(now)
-        yield from _memory(now)
         info = GaugeMetricFamily("headway_model_info", "The model that is served.", labels=["model"])
         info.add_metric([self._model], 1)
         yield info
@@ -81,7 +82,6 @@ def _requests(now: EngineSnapshot) -> Iterator[Metric]:
     counters = now.counters
     yield _gauge("requests_running", "Requests that run.", now.running)
     yield _gauge("requests_waiting", "Requests that wait.", now.waiting)
-    yield _counter("requests_admitted", "Requests admitted, each once.", counters.requests)
     yield _counters("requests_finished", "Requests that ended, by reason.", "reason", dict(counters.finished))
     yield _counters("requests_refused", "Requests refused at submission, by reason.", "reason", dict(counters.refused))
     yield _counter("preemptions", "Running requests that gave way to others.", counters.preemptions)
@@ -95,16 +95,9 @@ def _requests(now: EngineSnapshot) -> Iterator[Metric]:
 
 def _tokens(now: EngineSnapshot) -> Iterator[Metric]:
     counters = now.counters
-    yield _counter("prompt_tokens", "Prompt tokens of admitted requests.", counters.prompt_tokens)
-    yield _counter("prompt_hit_tokens", "Of these, tokens that were cached.", counters.hit_tokens)
     yield _counter(
-        "prompt_waited_tokens", "Of these, tokens that another computed while they waited.", counters.waited_tokens
+        "prompt_waited_tokens", "Cached prompt tokens that another computed while they waited.", counters.waited_tokens
     )
-    yield _counters(
-        "prompt_lost_tokens", "Prompt tokens that were not cached, by reason.", "reason", dict(counters.lost_tokens)
-    )
-    yield _counter("resumed_tokens", "Tokens of requests that came back after a preemption.", counters.resumed_tokens)
-    yield _counter("resumed_hit_tokens", "Of these, tokens that were still cached.", counters.resumed_hit_tokens)
     yield _counter("computed_tokens", "Tokens computed.", counters.computed_tokens)
     yield _counter("generation_tokens", "Tokens of answers.", counters.generated_tokens)
     if now.drafter is not None:
@@ -113,25 +106,24 @@ def _tokens(now: EngineSnapshot) -> Iterator[Metric]:
         yield _counters("draft_accepted_tokens", "Of these, tokens that became answers.", "drafter", accepted)
 
 
-def _memory(now: EngineSnapshot) -> Iterator[Metric]:
-    cache = now.cache
-    blocks = {"free": cache.free, "leased": cache.leased, "pinned": cache.pinned, "evictable": cache.evictable}
-    family = GaugeMetricFamily("headway_blocks", "Blocks of the pool, by state.", labels=["state"])
-    for state, count in blocks.items():
-        family.add_metric([state], count)
-    yield family
-    yield _gauge("checkpoints", "Checkpoints kept.", cache.checkpoints)
-    events = cache.counters
-    for name, text, values in (
-        ("taken", "Checkpoints taken", events.taken),
-        ("reused", "Checkpoints resumed from at least once", events.reused),
-        ("evicted", "Checkpoints evicted", events.evicted),
-        ("evicted_unused", "Checkpoints evicted that nobody had resumed from", events.evicted_unused),
-    ):
-        yield _counters(f"checkpoints_{name}", f"{text}, by kind of placement.", "kind", dict(values))
-    yield _counters("resumed", "Requests that resumed from a checkpoint, by its kind.", "kind", dict(events.resumed))
-    yield _counter("blocks_evicted", "Blocks freed by eviction.", events.blocks_evicted)
-    yield _counter("pins_refused", "Pins refused because of the cap.", events.pins_refused)
+def _cache(now: EngineSnapshot) -> Iterator[Metric]:
+    """What vLLM's users see as well."""
+    counters = now.counters
+    waterfall = waterfall_values(
+        requests=counters.requests,
+        prompt_tokens=counters.prompt_tokens,
+        hit_tokens=counters.hit_tokens,
+        lost_tokens=counters.lost_tokens,
+        resumed_tokens=counters.resumed_tokens,
+        resumed_hit_tokens=counters.resumed_hit_tokens,
+    )
+    for name, values in (waterfall | cache_values(now.cache)).items():
+        metric = METRICS[name]
+        make = CounterMetricFamily if metric.grows else GaugeMetricFamily
+        family = make(f"headway_{name}", metric.text, labels=[metric.label] if metric.label else [])
+        for key, value in sorted(values.items()):
+            family.add_metric([key] if metric.label else [], value)
+        yield family
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -31,14 +31,16 @@ from typing import Any
 
 import numpy as np
 
-from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step
+from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step, Waterfall
 from headway.errors import UnservableError
+from headway.vllm.events import KvEvents
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
-from headway.vllm.wishes import Wishes, read_wishes, report
+from headway.vllm.wishes import DryRun, Wishes, read_wishes, report
 
 __all__ = ["Blocks", "KVCacheManager"]
 
+_WHO = {"own": "requests with a cache_salt", "off": "nobody"}
 _FAR = 1 << 62
 """A position that is never reached."""
 
@@ -113,6 +115,10 @@ class KVCacheManager:
         groups: vLLM's groups as the cache has them.
         options: The user's options.
         unservable: Requests that the pool could never hold, and why; the scheduler ends them.
+        events: Makes the KV events, if somebody wants them.
+        waterfall: What became of the prompts of admitted requests, each counted once.
+        resumed_tokens: Tokens of requests that were admitted again, after a preemption.
+        resumed_hit_tokens: Of these, tokens that were still cached.
     """
 
     def __init__(
@@ -156,6 +162,8 @@ class KVCacheManager:
         self._prompts: dict[str, tuple[Prompt, Wishes]] = {}
         self._first: dict[str, Lease] = {}
         self.unservable: dict[str, str] = {}
+        self.events: KvEvents | None = None
+        self.waterfall, self.resumed_tokens, self.resumed_hit_tokens = Waterfall(), 0, 0
         self._runs: dict[str, _Run] = {}
         self._waiting: dict[str, _Run] = {}
         self._planned: dict[str, _Part] = {}
@@ -229,6 +237,8 @@ class KVCacheManager:
             pin_seconds=wishes.pin_seconds,
         )
         self._prompts[request.request_id] = prompt, wishes
+        if self.events and not given:
+            self.events.name(prompt.namespace, lora, request.cache_salt)
         return prompt, wishes
 
     def allocate_slots(
@@ -259,9 +269,17 @@ class KVCacheManager:
         if first:
             run.admitted = True
             del self._prompts[rid], self._waiting[rid]
-            self._first.setdefault(rid, run.lease)
+            self._count_admission(rid, run.lease)
         end = step.starts.item() + num_new_tokens + self._ahead
         return self._send(run, end, first=first) if first or end > run.room else self.empty_kv_cache_blocks
+
+    def _count_admission(self, rid: str, lease: Lease) -> None:
+        """A request was admitted, at first or again."""
+        if self._first.setdefault(rid, lease) is lease:
+            self.waterfall.add(lease.explanation)
+        else:
+            self.resumed_tokens += lease.explanation.prompt_tokens
+            self.resumed_hit_tokens += lease.explanation.hit_tokens
 
     def cut(self, request: Any, num_new_tokens: int) -> int:
         """How many of the next tokens of a request one step may compute: no further than to the next checkpoint."""
@@ -427,10 +445,28 @@ class KVCacheManager:
         full = rule == "all" or bool(request.cache_salt)
         return report(self._first[request.request_id], run.lease, run.wishes, full=full, everything=rule == "all")
 
+    def dry_run(self, request: Any) -> dict[str, Any] | None:
+        """What a request is told that asks for no answer (wish `dry_run`); None if it wants one. Changes nothing.
+
+        It is told in full or not at all: who computes nothing leaves nothing behind, and could try out prompts.
+        """
+        parameters, rule = request.sampling_params, self.options.explain
+        wishes = read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
+        if not wishes.dry_run:
+            return None
+        if rule == "off" or (rule == "own" and not request.cache_salt):
+            return {"refused": [f"dry_run: this server explains to {_WHO[rule]}"]}
+        prompt, _ = self._prompt(request)
+        del self._prompts[request.request_id]
+        found = DryRun(self.cache.explain(prompt), self.cache.lookup(prompt))
+        return report(found, found, wishes, full=True, everything=rule == "all")
+
     def reset_prefix_cache(self) -> bool:
         """Forget everything. Running requests go on with their own memory."""
         self._prompts.clear()
         self.cache.reset()
+        if self.events:
+            self.events.clear()
         return True
 
     # ---- what is told
@@ -462,8 +498,8 @@ class KVCacheManager:
         return run.lease.computed if run else 0
 
     def take_events(self) -> list[Any]:
-        """None yet."""
-        return []
+        """KV events since the last call."""
+        return self.events.take() if self.events else []
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Nothing to do: what is computed counts by `commit`."""

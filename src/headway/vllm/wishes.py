@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.cache import Explanation, Lease, Loss, Reason
+from headway.cache import Explanation, Hit, Lease, Loss, Reason
 
-__all__ = ["Wishes", "read_wishes", "report"]
+__all__ = ["DryRun", "Wishes", "read_wishes", "report"]
 
-_NAMES = ("pin", "pin_seconds", "breakpoints", "no_store", "explain")
+_NAMES = ("pin", "pin_seconds", "breakpoints", "no_store", "explain", "dry_run")
+_FLAGS = ("no_store", "explain", "dry_run")
 NOT_TOLD = "not_told"
 """The reason that stands for all where no more may be told."""
 
@@ -32,6 +33,7 @@ class Wishes:
         breakpoints: Positions that should get a checkpoint.
         no_store: It leaves nothing behind.
         explain: It wants to know what became of its tokens.
+        dry_run: It wants to know what would, and no answer: nothing is computed.
         refused: What is wrong with wishes that are left out.
     """
 
@@ -40,6 +42,7 @@ class Wishes:
     breakpoints: tuple[int, ...] = ()
     no_store: bool = False
     explain: bool = False
+    dry_run: bool = False
     refused: list[str] = field(default_factory=list)
 
 
@@ -61,7 +64,7 @@ def read_wishes(extra_args: Mapping[str, Any] | None, tokens: int, *, pins: bool
     for name, value in {**nested, **flat}.items():
         if name not in _NAMES:
             wishes.refused.append(f"unknown: {name}; there are {', '.join(_NAMES)}")
-        elif not pins and name not in ("no_store", "explain"):
+        elif not pins and name not in _FLAGS:
             wishes.refused.append(f"{name}: the operator allows no pins")
         else:
             _take(wishes, name, value, tokens)
@@ -74,7 +77,7 @@ def read_wishes(extra_args: Mapping[str, Any] | None, tokens: int, *, pins: bool
 def _take(wishes: Wishes, name: str, value: Any, tokens: int) -> None:
     """Set one wish, or say what is wrong with it."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if name in ("no_store", "explain"):
+    if name in _FLAGS:
         if value in (0, 1):
             setattr(wishes, name, bool(value))
         else:
@@ -95,7 +98,18 @@ def _take(wishes: Wishes, name: str, value: Any, tokens: int) -> None:
         wishes.refused.append(f"breakpoints must be a list of positions from 1 to {tokens}, not {value!r}")
 
 
-def report(first: Lease, now: Lease, wishes: Wishes, *, full: bool, everything: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class DryRun:
+    """What is known of a request that has no lease: of a `Lease` what `report` reads."""
+
+    explanation: Explanation
+    hit: Hit
+    wishes: tuple[()] = ()
+
+
+def report(
+    first: Lease | DryRun, now: Lease | DryRun, wishes: Wishes, *, full: bool, everything: bool = False
+) -> dict[str, Any]:
     """What became of a request's tokens and wishes, as data for JSON.
 
     Args:

@@ -85,7 +85,13 @@ class CheckpointReduced(_Change):
 
 @dataclass(frozen=True)
 class ResidentGrown(_Change):
-    """The first `position` entries of `prefix` are now kept."""
+    """The first `position` entries of `prefix` are now kept.
+
+    Attributes:
+        start: Of these, as many were kept before.
+    """
+
+    start: int
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Residency:
         """
         missing = [edge for edge in at.edge.path() if edge.resident < min(edge.end, at.position)]
         missing.reverse()
+        start = missing[0].resident if missing else at.position
         for edge in missing:
             stop = min(edge.end, at.position)
             for i, (table, run, row) in enumerate(zip(self._tree.tables, edge.runs, rows, strict=True)):
@@ -79,7 +80,7 @@ class Residency:
             if edge.computed <= stop:
                 edge.trim = None
         if missing and self.listeners:
-            self.listeners.tell(ResidentGrown(*self._named(at.edge, at.position)))
+            self.listeners.tell(ResidentGrown(*self._named(at.edge, at.position), start))
         return missing
 
     def shrink(self, edge: Edge, keep: int, cause: str) -> None:

@@ -1,0 +1,60 @@
+"""The plug-in of vLLM's server that answers `/v1/headway/explain` (entry point `vllm.endpoint_plugins`).
+
+The path begins with /v1, since that is what vLLM guards by its `--api-key`. The body is that of a chat or a completion,
+and goes through vLLM's own handler of these, so the tokens that are looked up are those that would be computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+__all__ = ["Endpoint"]
+
+_ASK = {"stream": False, "n": 1, "max_tokens": 1, "kv_transfer_params": {"headway": {"dry_run": True}}}
+
+
+class Endpoint:
+    """What vLLM asks of such a plug-in."""
+
+    name = "headway"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the route."""
+        app.add_api_route("/v1/headway/explain", _explain, methods=["POST"])
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Nothing to keep."""
+
+
+async def _explain(raw: Request) -> JSONResponse:
+    """What would become of the tokens of a prompt. Nothing is computed."""
+    try:
+        body = await raw.json()
+        chat = "messages" in body
+        asked = (ChatCompletionRequest if chat else CompletionRequest).model_validate({**body, **_ASK})
+    except (TypeError, ValueError, ValidationError) as error:
+        return _error(400, f"the body must be that of a chat or a completion: {error}")
+    state = raw.app.state
+    handler = state.openai_serving_chat if chat else state.openai_serving_completion
+    answer = await (handler.create_chat_completion if chat else handler.create_completion)(asked, raw)
+    if isinstance(answer, ErrorResponse):
+        return JSONResponse(jsonable_encoder(answer), answer.error.code)
+    told = (answer.kv_transfer_params or {}).get("headway")
+    if told is None:
+        return _error(501, "the scheduler of this server does not explain: start it with headway.vllm.Scheduler")
+    if "prompt_tokens" not in told:
+        return _error(403, "; ".join(told["refused"]))
+    return JSONResponse(told)
+
+
+def _error(code: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "headway", "param": None, "code": code}}, code)

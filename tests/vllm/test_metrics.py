@@ -1,0 +1,64 @@
+"""The cache's numbers on their way from the engine to `/metrics`."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+from tests.vllm.standin import Request
+from tests.vllm.test_manager import World
+
+from headway.vllm.metrics import Exporter, Meter
+
+
+def _value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"headway_{name}", {"model_name": "m", "engine": "0", **labels})
+
+
+def test_every_prompt_token_arrives_on_one_line() -> None:
+    world, now = World.make(1, "hybrid", blocks=70), 0.0
+    meter, registry = Meter(world.manager, clock=lambda: now), CollectorRegistry()
+    exporter = Exporter("m", registry)
+    world.scheduler.add_request(Request("first", list(range(100)), 4))
+    world.scheduler.add_request(Request("second", list(range(500, 560)), 4))
+    while world.scheduler.requests:
+        now += 0.05
+        out = world.scheduler.schedule()
+        world.scheduler.update_from_output(out, world.worker.run(out))
+        exporter.add(["lookup", *meter.stage(last=False)], 0)
+    exporter.add(meter.stage(last=True), 0)
+    world.run(30)
+    now += 1
+    exporter.add(meter.stage(last=False), 0)
+    manager = world.manager
+    assert _value(registry, "requests_admitted_total") == manager.waterfall.requests > 20
+    lost = [_value(registry, "prompt_lost_tokens_total", reason=reason.value) or 0 for reason in manager.waterfall.lost]
+    hits = _value(registry, "prompt_hit_tokens_total")
+    assert hits
+    assert hits + sum(lost) == _value(registry, "prompt_tokens_total") == manager.waterfall.prompt_tokens
+    assert _value(registry, "resumed_tokens_total") == manager.resumed_tokens
+    assert manager.resumed_tokens == 0 or world.scheduler.preemptions
+    stats = manager.cache.stats()
+    assert _value(registry, "blocks", state="free") == stats.free
+    assert _value(registry, "checkpoints") == stats.checkpoints
+    assert _value(registry, "checkpoints_taken_total", kind="prompt_end") == stats.counters.taken["prompt_end"]
+
+
+def test_numbers_are_sent_at_intervals_and_at_the_end() -> None:
+    world, now = World.make(1, "full", blocks=70), 10.0
+    meter = Meter(world.manager, clock=lambda: now)
+    (stage, requests), *more = meter.stage(last=False).items()
+    assert stage.startswith("headway {")
+    assert (requests, more) == (0, [])  # vLLM counts the requests of all stages in its log
+    world.run(8)
+    assert meter.stage(last=False) == {}
+    assert "requests_admitted" in next(iter(meter.stage(last=True)))
+    assert meter.stage(last=True) == {}
+
+
+def test_two_engines_and_a_second_exporter_share_the_metrics() -> None:
+    registry = CollectorRegistry()
+    for engine in (0, 1):
+        Exporter("m", registry).add(['headway {"prompt_tokens":{"":5}}', 'headway {"blocks":{"free":3}}'], engine)
+    Exporter("m", registry).add(['headway {"prompt_tokens":{"":2}}', 'headway {"blocks":{"free":1}}'], 0)
+    assert _value(registry, "prompt_tokens_total") == 7
+    assert _value(registry, "blocks", state="free") == 1
+    assert registry.get_sample_value("headway_prompt_tokens_total", {"model_name": "m", "engine": "1"}) == 5
