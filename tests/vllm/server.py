@@ -25,7 +25,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FLAGS = ("--no-enable-prefix-caching", "--scheduler-cls", "headway.vllm.Scheduler", "--enable-prompt-tokens-details")
+FLAGS = (
+    *("--no-enable-prefix-caching", "--scheduler-cls", "headway.vllm.Scheduler"),
+    *("--worker-extension-cls", "headway.vllm.WholePages", "--enable-prompt-tokens-details"),
+)
 """What a user adds."""
 FAMILY = "Granite hybrid"
 SYSTEM = "You answer questions about the history of bridges, in two sentences, and name the year if it is known. " * 3

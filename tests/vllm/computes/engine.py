@@ -69,6 +69,7 @@ class Engine:
         """`cache`: "none", "vllm" or "headway". `options` are vLLM's own."""
         if cache == "headway":
             options["scheduler_cls"] = "headway.vllm.Scheduler"
+            options["worker_extension_cls"] = "headway.vllm.WholePages"
         self._llm = LLM(
             str(folder),
             skip_tokenizer_init=True,
