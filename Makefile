@@ -72,9 +72,9 @@ test-newest:  ## Run the same tests on Python 3.13, where there is one
 
 # vLLM, its tests and what they import are fetched into VLLM. JUDGE names a folder of tests/vllm: traces, own-tests, computes.
 .PHONY: judge-vllm
-judge-vllm:  ## Judge `headway.vllm` by vLLM: JUDGE=traces|own-tests|computes; VLLM is its folder; ARGS go to the judge
+judge-vllm:  ## Judge `headway.vllm` by vLLM: JUDGE=traces|own-tests|computes|server; VLLM is its folder; ARGS go to the judge
 	@$(PYTHON) tools/vllm_env.py $(VLLM)
-	@VLLM=$(VLLM) PYTHONPATH=$(VLLM)/$(if $(filter computes,$(JUDGE)),cpuwheel/x,vllm33):src:. OMP_NUM_THREADS=1 \
+	@VLLM=$(VLLM) PYTHONPATH=$(VLLM)/$(if $(filter computes server,$(JUDGE)),cpuwheel/x,vllm33):src:. OMP_NUM_THREADS=1 \
 		$(VLLM)/venv/bin/python -m tests.vllm.$(subst -,_,$(JUDGE)) $(ARGS)
 
 .PHONY: mutants
