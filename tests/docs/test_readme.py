@@ -135,14 +135,20 @@ def served(*options: str) -> Iterator[tuple[str, str]]:
         process.communicate(timeout=60)
 
 
-def ask_twice(address: str) -> list[dict[str, Any]]:
-    """Send the README's request, as curl would, twice."""
-    (command,) = (text for text in fences("bash") if text.startswith(LIBRARIAN))
+def ask(address: str, command: str) -> dict[str, Any]:
+    """Send a request of the README as curl would."""
     words = shlex.split(command)
     path = words[2].removeprefix("http://127.0.0.1:8000")
     name, _, value = words[words.index("-H") + 1].partition(": ")
     body = words[words.index("-d") + 1]
-    return [httpx.post(address + path, content=body, headers={name: value}, timeout=120).json() for _ in range(2)]
+    answer: dict[str, Any] = httpx.post(address + path, content=body, headers={name: value}, timeout=120).json()
+    return answer
+
+
+def ask_twice(address: str) -> list[dict[str, Any]]:
+    """Send the README's first request twice."""
+    first, _ = (text for text in fences("bash") if text.startswith(LIBRARIAN))
+    return [ask(address, first) for _ in range(2)]
 
 
 def claims() -> list[dict[str, Any]]:
@@ -170,6 +176,10 @@ def test_serve_prints_and_answers_what_is_shown() -> None:
     first, second, _ = claims()
     with served() as (address, printed):
         answers = [part(answer) for answer in ask_twice(address)]
+        _, of_a_form = (text for text in fences("bash") if text.startswith(LIBRARIAN))
+        formed = ask(address, of_a_form)["choices"][0]
+    (form,) = [json.loads("{" + text + "}") for text in fences("json") if '"finish_reason"' in text]
+    assert list(differences(form, formed)) == []
     ours = [line for line in shown("make serve") if not line.startswith("headway: ")]
     assert missing(ours, printed) == []
     assert [*differences(first, answers[0]), *differences(second, answers[1])] == []

@@ -120,7 +120,7 @@ def test_every_request_reads_its_own_prefix(layout: str, drafts: int, ahead: boo
         print(f"seed {seed}, {blocks} blocks")
         world = World.make(seed, layout, blocks=blocks, drafts=drafts, ahead=ahead)
         world.run(30)
-        assert world.worker.checked > 100
+        assert world.worker.checked > 50
         hits += world.hits
     assert hits > 0
 
@@ -186,21 +186,21 @@ def test_a_request_is_told_what_became_of_its_wishes() -> None:
     first, second, third = told
     assert first["wishes"] == [{"kind": "pin", "asked": 40, "outcome": "kept"}]
     assert first["losses"][0]["reason"] == "not_told"
-    assert first["refused"] == ["unknown: pni; there are pin, pin_seconds, breakpoints, no_store, explain"]
+    assert first["refused"] == ["unknown: pni; there are pin, pin_seconds, breakpoints, no_store, explain, dry_run"]
     assert second["losses"][0]["reason"] == "nothing_matched"
     assert third is None
 
 
 def test_a_hit_on_a_state_that_is_not_written_yet_copies_its_source() -> None:
     """A checkpoint is written with the next step's copies; who resumes in that very step copies what it will be."""
-    world, prompt = World.make(0, "hybrid", blocks=200), list(range(100, 150))
+    world, prompt = World.make(0, "hybrid", blocks=200), list(range(100, 107))  # shorter than a page
     scheduler = world.scheduler
     scheduler.add_request(Request("first", list(prompt)))
     out = scheduler.schedule()
     scheduler.update_from_output(out, world.worker.run(out))
     scheduler.add_request(Request("second", list(prompt)))
     out = scheduler.schedule()
-    assert out.scheduled_new_reqs[0].num_computed_tokens == 49
+    assert out.scheduled_new_reqs[0].num_computed_tokens == 6
     sources = [copy.src_block_id for copy in out.kv_cache_block_copies]
     assert len(set(sources)) == len(sources) - 3  # of each group of states one page is copied twice
     world.worker.run(out)

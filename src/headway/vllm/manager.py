@@ -217,6 +217,16 @@ class KVCacheManager:
         self._runs[rid] = self._waiting[rid] = run
         return run
 
+    def _page_end(self, length: int) -> tuple[int, ...]:
+        """Where the last whole page of a prompt ends: vLLM's own place for a state.
+
+        Prompts that differ in their last question only can resume there before anyone has seen where they part. The
+        cache learns, as of the ends of messages, whether that pays.
+        """
+        sizes = [group.spec.block_size for group in self.groups.groups if group.kind != "state"]
+        end = (length - 1) // max(sizes) * max(sizes) if sizes and self.groups.states else 0
+        return (end,) if end else ()
+
     def _prompt(self, request: Any) -> tuple[Prompt, Wishes]:
         """The tokens of a request as the cache compares them, and its wishes; they are converted once."""
         known = self._prompts.get(request.request_id)
@@ -232,6 +242,7 @@ class KVCacheManager:
             # what was given as embeddings has no tokens to compare
             self.cache.namespace(adapter=adapter, salt=request.request_id if given else request.cache_salt or ""),
             breakpoints=wishes.breakpoints,
+            boundaries=self._page_end(len(tokens)),
             pin=wishes.pin,
             no_store=wishes.no_store or given,
             pin_seconds=wishes.pin_seconds,
