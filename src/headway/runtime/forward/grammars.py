@@ -155,7 +155,17 @@ class Grammars:
         possible = np.frombuffer(first.compute_bitmask(), dtype=np.uint8).any() and not first.is_error()
         if not possible or (first.is_stopped() and not first.is_accepting()):
             raise RequestError(f"the {name} cannot be used: no text of this model's tokens fits it")
+        self._refuse_dead_end(first, name)
         return matcher
+
+    def _refuse_dead_end(self, first: LLMatcher, name: str) -> None:
+        """Refuse a form that allows first tokens and is too large to be followed behind any of them."""
+        mask: Int32s = np.zeros((1, len(self._ending)), dtype=np.int32)
+        llguidance.numpy.fill_next_token_bitmask(first, mask)
+        bits = np.unpackbits((mask[0] & ~self._ending).view(np.uint8), bitorder="little")
+        begun = first.deep_copy()
+        if not first.is_stopped() and bits.any() and not begun.try_consume_tokens([int(bits.argmax())]):
+            raise RequestError(f"the {name} cannot be used: {_told(begun.get_error()) or 'nothing fits it'}")
 
     def _known_words(self) -> llguidance.LLTokenizer:
         """The tokenizer as llguidance knows it: made at first use, which takes up to a second."""
@@ -339,7 +349,8 @@ class _Place:
         taken = self.matcher.try_consume_tokens(fresh.tolist())
         self._fed += taken
         if taken < len(fresh):
-            self.fault = self._fed, f"token {int(fresh[taken])} of the answer is not what its form allows"
+            said = _told(self.matcher.get_error())  # such as a limit that was met
+            self.fault = self._fed, said or f"token {int(fresh[taken])} of the answer is not what its form allows"
 
 
 def _common(left: Int32s, right: Int32s) -> int:
@@ -390,7 +401,8 @@ def _whole(regex: str) -> str:
 def _alternatives(choices: Sequence[str]) -> str:
     if not choices or not all(isinstance(choice, str) for choice in choices):
         raise ValueError("it must be a list of at least one text")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    return f"start: CHOICE\nCHOICE: {texts}"  # one lexeme: as a rule, more than 2,000 would be too many
 
 
 def _told(error: str) -> str:
