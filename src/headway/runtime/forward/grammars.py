@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerBase
 from headway.errors import RequestError
 from headway.runtime.interface import Constraint, RowAnswer, RowFault, SampleRow
 
-__all__ = ["MAX_CONSTRAINT_BYTES", "Grammars"]
+__all__ = ["JSON_SPACE", "MAX_CONSTRAINT_BYTES", "Grammars"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _MOST_COMPILED = 128
 """Compiled constraints that are remembered; what was used longest ago is compiled again."""
 _LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False)
 """What one constraint may take: about 100 MB for states of its lexer, and milliseconds for each mask."""
-_SPACE = r"(?:\x20|\n[\x20\t]{0,20})"
+JSON_SPACE = r"(?:\x20|\n[\x20\t]{0,20})"
 """What may stand between the tokens of JSON: enough to indent it. Small models find more and more space likely."""
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -380,7 +380,7 @@ def _written(constraint: Constraint) -> str:
             if schema is True:
                 schema = {}
             return LLMatcher.grammar_from_json_schema(
-                schema, defaults=None if "x-guidance" in schema else {"whitespace_pattern": _SPACE}
+                schema, defaults=None if "x-guidance" in schema else {"whitespace_pattern": JSON_SPACE}
             )
         if constraint.kind == "regex":
             return LLMatcher.grammar_from_regex(llguidance.regex_to_lark(_whole(text), "d"))
