@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -283,6 +284,13 @@ def test_a_bad_form_is_refused_and_says_why(kind: Any, text: str, said: str) -> 
             GRAMMARS.compile(Constraint(kind, text))
         assert len(str(refused.value)) < 420
         assert "\n" not in str(refused.value)
+
+
+def test_a_least_length_gives_way_where_the_form_is_complete() -> None:
+    asked = Constraint("regex", "a|ab")
+    for answer, chosen in ((ids("a"), set(ids("b"))), (ids("ab"), ENDS)):
+        least = dataclasses.replace(row(asked, answer, temperature=0.0, min_tokens=5), ends=frozenset(ENDS))
+        assert int(sample(torch.zeros(1, VOCAB), [least], GRAMMARS).tokens[0]) in chosen
 
 
 def test_thousands_of_choices_are_followed_and_what_is_too_large_to_follow_is_refused() -> None:
