@@ -121,6 +121,7 @@ def test_log_probabilities_name_nothing_that_is_not_allowed(http: httpx.Client) 
         ),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
         ({"guided_json": "{"}, "guided_json", "Expecting property name"),
+        ({"guided_json": "[" * 100_000}, "guided_json", "recursion"),
         ({"guided_choice": []}, "guided_choice", "at least 1"),
         ({"structured_outputs": {}}, "structured_outputs", "says no form"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex", "both say"),

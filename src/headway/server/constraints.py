@@ -80,7 +80,7 @@ def _json(schema: Any, *, compact: bool = False) -> Constraint:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError:
+        except (ValueError, RecursionError):
             return Constraint("json", schema)
     schema = {} if schema is True else schema
     if compact and isinstance(schema, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -283,6 +284,26 @@ def test_a_bad_form_is_refused_and_says_why(kind: Any, text: str, said: str) -> 
             GRAMMARS.compile(Constraint(kind, text))
         assert len(str(refused.value)) < 420
         assert "\n" not in str(refused.value)
+
+
+def test_a_least_length_gives_way_where_the_form_is_complete() -> None:
+    asked = Constraint("regex", "a|ab")
+    for answer, chosen in ((ids("a"), set(ids("b"))), (ids("ab"), ENDS)):
+        least = dataclasses.replace(row(asked, answer, temperature=0.0, min_tokens=5), ends=frozenset(ENDS))
+        assert int(sample(torch.zeros(1, VOCAB), [least], GRAMMARS).tokens[0]) in chosen
+
+
+def test_thousands_of_choices_are_followed_and_what_is_too_large_to_follow_is_refused() -> None:
+    choices = Constraint("choice", json.dumps([f"c{i:04d}" for i in range(3000)] + ["c1"]))
+    GRAMMARS.compile(choices)
+    assert GRAMMARS.allowed(row(choices), np.array([*ids("c2999"), END], dtype=np.int32)) == len(ids("c2999")) + 1
+    assert GRAMMARS.allowed(row(choices), np.array([*ids("c1"), END], dtype=np.int32)) == len(ids("c1")) + 1
+    assert GRAMMARS.allowed(row(choices), np.array(ids("c3000"), dtype=np.int32)) < len(ids("c3000"))
+    with pytest.raises(RequestError, match="Too many items"):
+        new().compile(Constraint("grammar", 'start: "a" start'))
+    many = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1200)}}
+    with pytest.raises(RequestError, match="max is 2000"):
+        new().compile(Constraint("json", json.dumps(many)))
 
 
 def test_a_form_is_compiled_once_beside_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -10,7 +11,11 @@ from tests.server.fakes import listening
 
 from headway.engine import EngineConfig
 from headway.engine.build import build_engine
+from headway.engine.tokenizer import HubTokenizer
+from headway.runtime.forward.grammars import JSON_SPACE
+from headway.runtime.interface import Constraint
 from headway.server import ServerOptions
+from headway.server.chat.required import calls_constraint
 
 WEATHER = {
     "type": "function",
@@ -129,6 +134,33 @@ def test_an_answer_without_a_call_may_have_a_form(client: openai.OpenAI):
         assert json.loads(message.content) in ("yes", "no")
     with pytest.raises(openai.BadRequestError, match="send one of them"):
         ask(client, response_format=form, tool_choice="required")
+
+
+def test_a_form_beside_tools_has_no_more_space_than_without(client: openai.OpenAI):
+    tools, otherwise = [{"type": "function", "function": {"name": "a", "parameters": {}}}], Constraint("json", "{}")
+    tokenizer = HubTokenizer(SimpleNamespace(chat_template="<tool_call>", all_special_ids=[]))
+    form = calls_constraint(tokenizer, tools, "", parallel=True, otherwise=otherwise)
+    assert form is not None
+    assert json.dumps(JSON_SPACE) in form.text
+    for schema in ('{}\nother: "a"', "[" * 100_000, "false"):
+        with pytest.raises(openai.BadRequestError, match="the JSON schema cannot be used") as refused:
+            ask(client, extra_body={"guided_json": schema})
+        assert refused.value.param == "guided_json"
+
+
+def test_arguments_are_an_object_though_their_schema_does_not_say_so(client: openai.OpenAI):
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"description": "anything"}}}
+    for seed in range(3):
+        answer = ask(client, tools=[tool], tool_choice="required", temperature=1, seed=seed, parallel_tool_calls=False)
+        for call in answer.choices[0].message.tool_calls or ():
+            assert isinstance(json.loads(call.function.arguments), dict)
+
+
+def test_arguments_that_no_template_can_write_stay_text(client: openai.OpenAI):
+    for arguments in ("[" * 2_000, '{"a": "\\ud800"}'):
+        call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": arguments}}
+        said = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": ""}]
+        assert ask(client, said, max_tokens=1).usage.completion_tokens == 1
 
 
 def test_the_end_of_the_tools_serves_other_conversations(client: openai.OpenAI):

@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerBase
 from headway.errors import RequestError
 from headway.runtime.interface import Constraint, RowAnswer, RowFault, SampleRow
 
-__all__ = ["MAX_CONSTRAINT_BYTES", "Grammars"]
+__all__ = ["JSON_SPACE", "MAX_CONSTRAINT_BYTES", "Grammars"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _MOST_COMPILED = 128
 """Compiled constraints that are remembered; what was used longest ago is compiled again."""
 _LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False)
 """What one constraint may take: about 100 MB for states of its lexer, and milliseconds for each mask."""
-_SPACE = r"(?:\x20|\n[\x20\t]{0,20})"
+JSON_SPACE = r"(?:\x20|\n[\x20\t]{0,20})"
 """What may stand between the tokens of JSON: enough to indent it. Small models find more and more space likely."""
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -155,7 +155,17 @@ class Grammars:
         possible = np.frombuffer(first.compute_bitmask(), dtype=np.uint8).any() and not first.is_error()
         if not possible or (first.is_stopped() and not first.is_accepting()):
             raise RequestError(f"the {name} cannot be used: no text of this model's tokens fits it")
+        self._refuse_dead_end(first, name)
         return matcher
+
+    def _refuse_dead_end(self, first: LLMatcher, name: str) -> None:
+        """Refuse a form that allows first tokens and is too large to be followed behind any of them."""
+        mask: Int32s = np.zeros((1, len(self._ending)), dtype=np.int32)
+        llguidance.numpy.fill_next_token_bitmask(first, mask)
+        bits = np.unpackbits((mask[0] & ~self._ending).view(np.uint8), bitorder="little")
+        begun = first.deep_copy()
+        if not first.is_stopped() and bits.any() and not begun.try_consume_tokens([int(bits.argmax())]):
+            raise RequestError(f"the {name} cannot be used: {_told(begun.get_error()) or 'nothing fits it'}")
 
     def _known_words(self) -> llguidance.LLTokenizer:
         """The tokenizer as llguidance knows it: made at first use, which takes up to a second."""
@@ -339,7 +349,8 @@ class _Place:
         taken = self.matcher.try_consume_tokens(fresh.tolist())
         self._fed += taken
         if taken < len(fresh):
-            self.fault = self._fed, f"token {int(fresh[taken])} of the answer is not what its form allows"
+            said = _told(self.matcher.get_error())  # such as a limit that was met
+            self.fault = self._fed, said or f"token {int(fresh[taken])} of the answer is not what its form allows"
 
 
 def _common(left: Int32s, right: Int32s) -> int:
@@ -369,7 +380,7 @@ def _written(constraint: Constraint) -> str:
             if schema is True:
                 schema = {}
             return LLMatcher.grammar_from_json_schema(
-                schema, defaults=None if "x-guidance" in schema else {"whitespace_pattern": _SPACE}
+                schema, defaults=None if "x-guidance" in schema else {"whitespace_pattern": JSON_SPACE}
             )
         if constraint.kind == "regex":
             return LLMatcher.grammar_from_regex(llguidance.regex_to_lark(_whole(text), "d"))
@@ -390,7 +401,8 @@ def _whole(regex: str) -> str:
 def _alternatives(choices: Sequence[str]) -> str:
     if not choices or not all(isinstance(choice, str) for choice in choices):
         raise ValueError("it must be a list of at least one text")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
+    return f"start: CHOICE\nCHOICE: {texts}"  # one lexeme: as a rule, more than 2,000 would be too many
 
 
 def _told(error: str) -> str:

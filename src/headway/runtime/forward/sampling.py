@@ -130,7 +130,10 @@ def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
     """Change one row's logits, float32 [vocab], in place."""
     params, device = row.params, logits.device
     if len(row.output) < params.min_tokens and row.ends:
-        logits[torch.tensor(sorted(row.ends), device=device)] = -torch.inf
+        ends = torch.tensor(sorted(row.ends), device=device)
+        longer = logits.index_fill(0, ends, -torch.inf)
+        if row.constraint is None or (longer > -torch.inf).any():  # a form that is complete ends the answer
+            logits.copy_(longer)
     if params.repetition_penalty != 1:
         present = np.unique(np.concatenate([row.prompt, row.output])).astype(np.int64)
         seen = torch.from_numpy(present[(present >= 0) & (present < len(logits))]).to(device)

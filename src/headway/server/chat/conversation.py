@@ -151,8 +151,10 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
     """A call with its arguments as an object: templates write that in the form in which their model was trained."""
     arguments: Any = call.function.arguments or {}
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # one that was cut in the middle stays what the model wrote
-            arguments = json.loads(arguments)
+        with contextlib.suppress(ValueError, RecursionError):  # one that was cut stays what the model wrote
+            read = json.loads(arguments)
+            json.dumps(read, ensure_ascii=False).encode()  # nor can half of a surrogate pair be written as it is
+            arguments = read
     plain: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return plain if call.id is None else {"id": call.id} | plain
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.engine.tokenizer import TextTokenizer
+from headway.runtime.forward.grammars import JSON_SPACE
 from headway.runtime.interface import Constraint
 from headway.server.chat.families import family_of
 
@@ -128,7 +129,7 @@ def calls_constraint(
     rules.append(f"calls: {literal(form.first)} call{more} {literal(form.last)}")
     ending = "calls"
     if otherwise is not None:
-        rules.append(f"otherwise: %json {otherwise.text}")
+        rules.append(f"otherwise: %json {_spaced(otherwise.text)}")
         ending = "(calls | otherwise)"
     start, close, behind = _THOUGHTS.get(family.name, ("<think>", "</think>", ""))
     if start in tokenizer.template:
@@ -182,8 +183,14 @@ def _value_rule(value: str, schema: Any, closed: str, literal: Literal, whole: M
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema of arguments that allows those it names, where it does not say otherwise."""
-    return {"type": "object", "additionalProperties": False, **schema} if "properties" in schema else dict(schema)
+    """A schema of arguments, which are an object, that allows those it names, where it does not say otherwise."""
+    named = {"additionalProperties": False} if "properties" in schema else {}
+    return {"type": "object", **named, **schema}
+
+
+def _spaced(schema: str) -> str:
+    """A schema with as much space as it has where there are no tools."""
+    return json.dumps({"x-guidance": {"whitespace_pattern": JSON_SPACE}, **json.loads(schema)})
 
 
 def _lazy(name: str, close: str, text: str = "ANY") -> str:

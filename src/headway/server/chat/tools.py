@@ -74,6 +74,8 @@ def constrained_calls(
         raise RequestError(
             f"with tools, an answer may fit a JSON schema and no {otherwise.kind}: send no tools", "tools"
         )
+    if otherwise is not None and not _is_object(otherwise.text):
+        return otherwise  # which is refused as what it is; in a grammar it could be anything
     parallel = request.parallel_tool_calls is not False and not isinstance(request.tool_choice, NamedTool)
     free = not forced and otherwise is None
     found = calls_constraint(tokenizer, tools, opening, parallel=parallel, otherwise=otherwise, free=free)
@@ -85,6 +87,13 @@ def constrained_calls(
             "unsupported_parameter",
         )
     return found or otherwise
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def idle_fields(request: ChatRequest, tokenizer: TextTokenizer) -> list[str]:
