@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step, Waterfall
-from headway.errors import UnservableError
+from headway.errors import ConfigError, UnservableError
 from headway.vllm.events import KvEvents
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
@@ -150,6 +150,12 @@ class KVCacheManager:
         Raises:
             ConfigError: Options that cannot work.
         """
+        self._interval = any(kind.startswith("interval") for kind in options.placement)
+        if self._interval and any(group.drafts for group in groups.groups):
+            raise ConfigError(
+                "additional-config, headway: placement has interval:N, which takes states inside answers. With drafts "
+                "they cannot be copied there: leave it out, or serve without --speculative-config"
+            )
         self.groups, self.options = groups, options
         self.cache = PrefixCache(_cache_config(groups, options, steps_in_flight, slots_ahead))
         geometry = self.cache.geometry
@@ -212,7 +218,7 @@ class KVCacheManager:
         except UnservableError as error:
             self.unservable[rid] = str(error)
             return None
-        last_stop = _FAR if any(kind.startswith("interval") for kind in self.options.placement) else len(prompt.tokens)
+        last_stop = _FAR if self._interval else len(prompt.tokens)
         run = _Run(lease, lease.row, wishes, last_stop, sent=[0] * len(self._tables))
         self._runs[rid] = self._waiting[rid] = run
         return run
