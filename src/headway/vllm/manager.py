@@ -244,9 +244,11 @@ class KVCacheManager:
         parameters, given = request.sampling_params, request.prompt_embeds is not None
         wishes = read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
         prompt = Prompt(
-            self.cache.symbols(tokens, media) if media else tokens,
+            self.cache.symbols(tokens, _apart(media)) if media else tokens,
             # what was given as embeddings has no tokens to compare
-            self.cache.namespace(adapter=adapter, salt=request.request_id if given else request.cache_salt or ""),
+            self.cache.namespace(
+                "embeddings" if given else "", adapter, request.request_id if given else request.cache_salt or ""
+            ),
             breakpoints=wishes.breakpoints,
             boundaries=self._page_end(len(tokens)),
             pin=wishes.pin,
@@ -457,7 +459,7 @@ class KVCacheManager:
     def explain(self, request: Any) -> dict[str, Any] | None:
         """What a request that ends is told of its tokens and wishes, if it wants to know; None if not."""
         run, rule = self._runs.get(request.request_id), self.options.explain
-        if run is None or not (run.wishes.explain or run.wishes.refused) or rule == "off":
+        if run is None or not run.admitted or not (run.wishes.explain or run.wishes.refused) or rule == "off":
             return None
         full = rule == "all" or bool(request.cache_salt)
         return report(self._first[request.request_id], run.lease, run.wishes, full=full, everything=rule == "all")
@@ -527,6 +529,20 @@ class KVCacheManager:
 
     def remove_skipped_blocks(self, *_: Any, **__: Any) -> None:
         """Nothing to do: `extend_one` lets go of what windows have left behind."""
+
+
+def _apart(media: list[Media]) -> list[Media]:
+    """`media` so that none share placeholders: those that do (a video and its sound) become one; empty ones go."""
+    found: list[Media] = []
+    for medium in sorted(media, key=lambda each: each.start):
+        last = found[-1] if found else Media(0, 0, "")
+        if medium.start < last.start + last.length:
+            length = max(last.length, medium.start + medium.length - last.start)
+            content = (last.content, last.length, medium.start - last.start, medium.length, medium.content)
+            found[-1] = Media(last.start, length, content)
+        elif medium.length:
+            found.append(medium)
+    return found
 
 
 def _cache_config(groups: Groups, options: Options, steps_in_flight: int, slots_ahead: int) -> CacheConfig:
