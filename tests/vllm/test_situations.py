@@ -187,6 +187,17 @@ def test_a_request_that_is_aborted_before_it_was_admitted_is_told_nothing() -> N
     assert vllm.manager.cache.leases == 0
 
 
+def test_what_cannot_be_served_is_said_at_once_and_keeps_nobody_waiting() -> None:
+    """Also while others run: else it would wait for all of them, and those behind it too."""
+    vllm = OneByOne("full", blocks=33)
+    vllm.admit(vllm.request(COMMON))
+    assert vllm.admit(vllm.request([*range(1000, 1600)])) is None
+    assert vllm.admit(vllm.request([5, -1])) is None
+    assert "needs 38 blocks" in vllm.manager.unservable["r2"]
+    assert "negative" in vllm.manager.unservable["r3"]
+    assert vllm.manager.cache.leases == 1
+
+
 def test_salts_and_adapters_share_nothing() -> None:
     def adapter(name: str, number: int) -> SimpleNamespace:
         return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=f"/{name}")

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step, Waterfall
-from headway.errors import ConfigError, UnservableError
+from headway.errors import ConfigError, HeadwayError
 from headway.vllm.events import KvEvents
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
@@ -206,16 +206,17 @@ class KVCacheManager:
         return self.empty_kv_cache_blocks, run.lease.computed if run else 0, 0
 
     def _open(self, request: Any) -> _Run | None:
-        """A lease for a request, or None if the pool has no room for all of its tokens now."""
+        """A lease for a request, or None if the pool has no room for all of its tokens now, or never has."""
         rid, cache = request.request_id, self.cache
-        prompt, wishes = self._prompt(request)
-        hit = cache.lookup(prompt)
-        if self._runs and cache.demand(hit, len(prompt.tokens), self._step) + self._watermark > cache.available:
-            return None
         try:
+            prompt, wishes = self._prompt(request)
+            hit = cache.lookup(prompt)
+            need = cache.demand(hit, len(prompt.tokens), self._step)
+            if self._runs and cache.available - self._watermark < need <= self.groups.blocks:
+                return None
             unread = len(prompt.tokens) if request.skip_reading_prefix_cache else 0
             lease = cache.lease(prompt, hit, own_blocks=True, least_hit=unread)
-        except UnservableError as error:
+        except HeadwayError as error:
             self.unservable[rid] = str(error)
             return None
         last_stop = _FAR if self._interval else len(prompt.tokens)
