@@ -198,6 +198,19 @@ def test_what_cannot_be_served_is_said_at_once_and_keeps_nobody_waiting() -> Non
     assert vllm.manager.cache.leases == 1
 
 
+def test_a_session_is_told_of_its_latest_input() -> None:
+    vllm = OneByOne("full", explain="all")
+    session = vllm.request(COMMON, sampling_params=SimpleNamespace(extra_args={"headway_explain": 1}))
+    vllm.admit(session, 8)
+    vllm.end(session, "WAITING")
+    session._all_token_ids[-1:] = range(200, 220)
+    session.num_computed_tokens = 0
+    assert vllm.admit(session, 8) == 48
+    told = vllm.manager.explain(session)
+    assert told
+    assert (told["prompt_tokens"], told["cached_tokens"]) == (68, 48)
+
+
 def test_salts_and_adapters_share_nothing() -> None:
     def adapter(name: str, number: int) -> SimpleNamespace:
         return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=f"/{name}")

@@ -114,7 +114,7 @@ class KVCacheManager:
         cache: The prefix cache.
         groups: vLLM's groups as the cache has them.
         options: The user's options.
-        unservable: Requests that the pool could never hold, and why; the scheduler ends them.
+        unservable: Requests that cannot be served (the pool could never hold them), and why; the scheduler ends them.
         events: Makes the KV events, if somebody wants them.
         waterfall: What became of the prompts of admitted requests, each counted once.
         resumed_tokens: Tokens of requests that were admitted again, after a preemption.
@@ -421,11 +421,11 @@ class KVCacheManager:
     # ---- the end of a request
 
     def free(self, request: Any) -> None:
-        """A request has ended, or is preempted: its status says which."""
+        """A request has ended, is preempted, or (a session) waits with more input: its status says which."""
         rid = request.request_id
         self._prompts.pop(rid, None)
         self._copies.pop(rid, None)
-        if request.is_finished():
+        if request.is_finished() or request.status.name == "WAITING":
             self._first.pop(rid, None)
         self._waiting.pop(rid, None)
         run, unsent = self._runs.pop(rid, None), self._planned.pop(rid, None)
