@@ -101,6 +101,7 @@ def make(layout: str, blocks: int, *, drafts: int = 0, ahead: bool = False, dcp:
     config.scheduler_config.async_scheduling = ahead
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
     config.parallel_config.decode_context_parallel_size = dcp
+    config.parallel_config.worker_extension_cls = "headway.vllm.WholePages"
     config.cache_config.mamba_cache_mode, config.cache_config.num_gpu_blocks = "none", blocks
     config.additional_config = {"headway": {"check": True}}
     object.__setattr__(config, "speculative_config", _drafting(drafts) if drafts else None)

@@ -117,3 +117,4 @@ def test_wishes_are_read_from_both_places() -> None:
     assert (wishes.pin, wishes.breakpoints, wishes.explain, wishes.refused) == (100, (5, 9), True, [])
     assert read_wishes(asked, 100, pins=False).pin == 0
     assert read_wishes(None, 100).explain is False
+    assert read_wishes({"kv_transfer_params": "a client can send this"}, 100).refused == []

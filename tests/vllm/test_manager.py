@@ -24,6 +24,7 @@ from tests.vllm.standin import (
 from tests.vllm.worker import EmulatedWorker
 
 from headway.cache import ParallelLayout
+from headway.errors import ConfigError
 from headway.vllm.groups import read_groups
 from headway.vllm.manager import KVCacheManager
 from headway.vllm.options import Options
@@ -204,6 +205,14 @@ def test_a_hit_on_a_state_that_is_not_written_yet_copies_its_source() -> None:
     sources = [copy.src_block_id for copy in out.kv_cache_block_copies]
     assert len(set(sources)) == len(sources) - 3  # of each group of states one page is copied twice
     world.worker.run(out)
+
+
+def test_states_inside_answers_are_refused_with_drafts() -> None:
+    """A state after accepted drafts lies in pages that the worker alone knows."""
+    World.make(0, "full", blocks=100, drafts=2, placement=["interval:7"])
+    World.make(0, "hybrid", blocks=100, placement=["interval:7"])
+    with pytest.raises(ConfigError, match="interval:N"):
+        World.make(0, "hybrid", blocks=100, drafts=2, placement=["interval:7"])
 
 
 def test_a_request_that_never_fits_is_named() -> None:

@@ -158,6 +158,59 @@ def test_different_images_behind_the_same_placeholders_share_nothing_from_there_
     assert vllm.run(tokens) == 11
 
 
+def test_a_video_and_its_sound_on_the_same_placeholders_are_one_content() -> None:
+    """As Qwen2.5-Omni has them; in other models a medium may have no placeholder at all."""
+
+    def media(video: str, sound: str) -> list[SimpleNamespace]:
+        at = [(video, 11, 10), (sound, 11, 10), ("text", 30, 0)]
+        return [SimpleNamespace(identifier=i, mm_position=SimpleNamespace(offset=s, length=n)) for i, s, n in at]
+
+    vllm, tokens = OneByOne("full"), [*range(100, 111), *[0] * 10, *range(200, 220)]
+    assert vllm.run(tokens, mm_features=media("cat", "meow")) == 0
+    assert vllm.run(tokens, mm_features=media("cat", "meow")) == 40
+    assert vllm.run(tokens, mm_features=media("cat", "bark")) == 11
+    assert vllm.run(tokens, mm_features=media("dog", "bark")) == 11
+
+
+def test_embeddings_read_nothing_whatever_the_salts_are() -> None:
+    vllm = OneByOne("full")
+    vllm.run([0] * 50, cache_salt="r2")
+    assert vllm.run([0] * 50, prompt_embeds=object()) == 0  # its request id is that salt
+
+
+def test_a_request_that_is_aborted_before_it_was_admitted_is_told_nothing() -> None:
+    vllm = OneByOne("full")
+    request = vllm.request(COMMON, sampling_params=SimpleNamespace(extra_args={"headway_explain": 1}))
+    vllm.manager.get_computed_blocks(request)
+    assert vllm.manager.explain(request) is None
+    vllm.end(request, "FINISHED_ABORTED")
+    assert vllm.manager.cache.leases == 0
+
+
+def test_what_cannot_be_served_is_said_at_once_and_keeps_nobody_waiting() -> None:
+    """Also while others run: else it would wait for all of them, and those behind it too."""
+    vllm = OneByOne("full", blocks=33)
+    vllm.admit(vllm.request(COMMON))
+    assert vllm.admit(vllm.request([*range(1000, 1600)])) is None
+    assert vllm.admit(vllm.request([5, -1])) is None
+    assert "needs 38 blocks" in vllm.manager.unservable["r2"]
+    assert "negative" in vllm.manager.unservable["r3"]
+    assert vllm.manager.cache.leases == 1
+
+
+def test_a_session_is_told_of_its_latest_input() -> None:
+    vllm = OneByOne("full", explain="all")
+    session = vllm.request(COMMON, sampling_params=SimpleNamespace(extra_args={"headway_explain": 1}))
+    vllm.admit(session, 8)
+    vllm.end(session, "WAITING")
+    session._all_token_ids[-1:] = range(200, 220)
+    session.num_computed_tokens = 0
+    assert vllm.admit(session, 8) == 48
+    told = vllm.manager.explain(session)
+    assert told
+    assert (told["prompt_tokens"], told["cached_tokens"]) == (68, 48)
+
+
 def test_salts_and_adapters_share_nothing() -> None:
     def adapter(name: str, number: int) -> SimpleNamespace:
         return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=f"/{name}")

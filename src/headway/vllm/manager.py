@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from headway.cache import CacheConfig, Lease, Media, PrefixCache, Prompt, StateExport, Step, Waterfall
-from headway.errors import UnservableError
+from headway.errors import ConfigError, HeadwayError
 from headway.vllm.events import KvEvents
 from headway.vllm.groups import Groups
 from headway.vllm.options import Options
@@ -114,7 +114,7 @@ class KVCacheManager:
         cache: The prefix cache.
         groups: vLLM's groups as the cache has them.
         options: The user's options.
-        unservable: Requests that the pool could never hold, and why; the scheduler ends them.
+        unservable: Requests that cannot be served (the pool could never hold them), and why; the scheduler ends them.
         events: Makes the KV events, if somebody wants them.
         waterfall: What became of the prompts of admitted requests, each counted once.
         resumed_tokens: Tokens of requests that were admitted again, after a preemption.
@@ -150,6 +150,12 @@ class KVCacheManager:
         Raises:
             ConfigError: Options that cannot work.
         """
+        self._interval = any(kind.startswith("interval") for kind in options.placement)
+        if self._interval and any(group.drafts for group in groups.groups):
+            raise ConfigError(
+                "additional-config, headway: placement has interval:N, which takes states inside answers. With drafts "
+                "they cannot be copied there: leave it out, or serve without --speculative-config"
+            )
         self.groups, self.options = groups, options
         self.cache = PrefixCache(_cache_config(groups, options, steps_in_flight, slots_ahead))
         geometry = self.cache.geometry
@@ -200,19 +206,20 @@ class KVCacheManager:
         return self.empty_kv_cache_blocks, run.lease.computed if run else 0, 0
 
     def _open(self, request: Any) -> _Run | None:
-        """A lease for a request, or None if the pool has no room for all of its tokens now."""
+        """A lease for a request, or None if the pool has no room for all of its tokens now, or never has."""
         rid, cache = request.request_id, self.cache
-        prompt, wishes = self._prompt(request)
-        hit = cache.lookup(prompt)
-        if self._runs and cache.demand(hit, len(prompt.tokens), self._step) + self._watermark > cache.available:
-            return None
         try:
+            prompt, wishes = self._prompt(request)
+            hit = cache.lookup(prompt)
+            need = cache.demand(hit, len(prompt.tokens), self._step)
+            if self._runs and cache.available - self._watermark < need <= self.groups.blocks:
+                return None
             unread = len(prompt.tokens) if request.skip_reading_prefix_cache else 0
             lease = cache.lease(prompt, hit, own_blocks=True, least_hit=unread)
-        except UnservableError as error:
+        except HeadwayError as error:
             self.unservable[rid] = str(error)
             return None
-        last_stop = _FAR if any(kind.startswith("interval") for kind in self.options.placement) else len(prompt.tokens)
+        last_stop = _FAR if self._interval else len(prompt.tokens)
         run = _Run(lease, lease.row, wishes, last_stop, sent=[0] * len(self._tables))
         self._runs[rid] = self._waiting[rid] = run
         return run
@@ -238,9 +245,11 @@ class KVCacheManager:
         parameters, given = request.sampling_params, request.prompt_embeds is not None
         wishes = read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
         prompt = Prompt(
-            self.cache.symbols(tokens, media) if media else tokens,
+            self.cache.symbols(tokens, _apart(media)) if media else tokens,
             # what was given as embeddings has no tokens to compare
-            self.cache.namespace(adapter=adapter, salt=request.request_id if given else request.cache_salt or ""),
+            self.cache.namespace(
+                "embeddings" if given else "", adapter, request.request_id if given else request.cache_salt or ""
+            ),
             breakpoints=wishes.breakpoints,
             boundaries=self._page_end(len(tokens)),
             pin=wishes.pin,
@@ -412,11 +421,11 @@ class KVCacheManager:
     # ---- the end of a request
 
     def free(self, request: Any) -> None:
-        """A request has ended, or is preempted: its status says which."""
+        """A request has ended, is preempted, or (a session) waits with more input: its status says which."""
         rid = request.request_id
         self._prompts.pop(rid, None)
         self._copies.pop(rid, None)
-        if request.is_finished():
+        if request.is_finished() or request.status.name == "WAITING":
             self._first.pop(rid, None)
         self._waiting.pop(rid, None)
         run, unsent = self._runs.pop(rid, None), self._planned.pop(rid, None)
@@ -451,7 +460,7 @@ class KVCacheManager:
     def explain(self, request: Any) -> dict[str, Any] | None:
         """What a request that ends is told of its tokens and wishes, if it wants to know; None if not."""
         run, rule = self._runs.get(request.request_id), self.options.explain
-        if run is None or not (run.wishes.explain or run.wishes.refused) or rule == "off":
+        if run is None or not run.admitted or not (run.wishes.explain or run.wishes.refused) or rule == "off":
             return None
         full = rule == "all" or bool(request.cache_salt)
         return report(self._first[request.request_id], run.lease, run.wishes, full=full, everything=rule == "all")
@@ -521,6 +530,20 @@ class KVCacheManager:
 
     def remove_skipped_blocks(self, *_: Any, **__: Any) -> None:
         """Nothing to do: `extend_one` lets go of what windows have left behind."""
+
+
+def _apart(media: list[Media]) -> list[Media]:
+    """`media` so that none share placeholders: those that do (a video and its sound) become one; empty ones go."""
+    found: list[Media] = []
+    for medium in sorted(media, key=lambda each: each.start):
+        last = found[-1] if found else Media(0, 0, "")
+        if medium.start < last.start + last.length:
+            length = max(last.length, medium.start + medium.length - last.start)
+            content = (last.content, last.length, medium.start - last.start, medium.length, medium.content)
+            found[-1] = Media(last.start, length, content)
+        elif medium.length:
+            found.append(medium)
+    return found
 
 
 def _cache_config(groups: Groups, options: Options, steps_in_flight: int, slots_ahead: int) -> CacheConfig:

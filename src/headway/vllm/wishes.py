@@ -57,7 +57,8 @@ def read_wishes(extra_args: Mapping[str, Any] | None, tokens: int, *, pins: bool
     wishes = Wishes()
     if not extra_args:
         return wishes
-    nested = (extra_args.get("kv_transfer_params") or {}).get("headway") or {}
+    given = extra_args.get("kv_transfer_params")
+    nested = (given.get("headway") or {}) if isinstance(given, Mapping) else {}
     flat = {name[8:]: value for name, value in extra_args.items() if name.startswith("headway_")}
     if not isinstance(nested, Mapping):
         nested, wishes.refused = {}, [f'"headway" must be an object, not {nested!r}']
