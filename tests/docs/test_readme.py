@@ -193,7 +193,7 @@ def test_ranks_with_drafts_give_the_same_answers() -> None:
     drafts = answers[1]["usage"].pop("completion_tokens_details")
     shown_drafts = drafted["usage"].pop("completion_tokens_details")
     assert drafts.keys() == shown_drafts.keys()
-    assert drafts["accepted_prediction_tokens"] > 20, "how many depends on what drafts cost on this machine"
+    assert drafts["accepted_prediction_tokens"] > 0  # how many depends on what drafts cost on this machine
     assert list(differences({"message": first["message"]}, answers[0])) == []
     assert list(differences(drafted, answers[1])) == []
     assert answers[0]["message"] == answers[1]["message"]
