@@ -1,9 +1,13 @@
 """`headway-in-vllm`: this cache with vLLM's pages as its blocks."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from headway.cache import FullAttention, ParallelLayout, Recurrent, SlidingWindow
 from headway.errors import ConfigError
+from headway.formats import read_trace
 from headway.replay import ReplayConfig, generate, replay_trace
 from headway.replay.ask.catalogue import model_of
 from headway.replay.config.scale import Scale, scale
@@ -42,6 +46,30 @@ def test_groups_with_equal_needs_share_a_run_of_pages() -> None:
     assert found.cache.blocks == (60_000_000_000 - page) // (5 * page)
     assert (attention.span * found.symbol, window.span * found.symbol) == (5 * 32, 16)
     assert (window.window - 1) * found.symbol >= 1023
+
+
+def test_the_end_of_the_last_whole_page_is_a_message_boundary() -> None:
+    """1,056 tokens per page of Qwen3-Next: 33 symbols of 32 tokens."""
+    found = sized("qwen3-next", ParallelLayout(tp=2), 40_000_000_000, 512)
+    assert found.boundaries([], 3 * 1056, 99) == (66,), "a prompt computes its last token, so this page is not whole"
+    assert found.boundaries([], 3 * 1056 + 1, 100) == (99,)
+    assert found.boundaries([600], 1056, 33) == (16,), "a mark lies at the end of a trace block; no page is whole"
+    windows = sized("gemma-4-31b", ParallelLayout(), 60_000_000_000, 512)
+    assert windows.boundaries([], 5000, 313) == (), "where there is no state there is none to keep"
+
+
+def test_siblings_resume_at_the_end_of_a_page(tmp_path: Path) -> None:
+    """Prompts of four pages share seven of their eight blocks: the second one resumes where its third page ends."""
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": i, "input_length": 4096, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 100 + i]}
+        for i in range(2)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    groups = [FullAttention("a", 1000), Recurrent("s", 1_000_000)]
+    preset = "headway-in-vllm,block_tokens=1024,state_groups=1"
+    result = replay_trace(read_trace(path), ReplayConfig(groups, 10**9, outputs="never", preset=preset))
+    assert result.whole.hit_tokens == 3 * 1024
 
 
 def test_policies_are_this_caches_own() -> None:

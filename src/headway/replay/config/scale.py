@@ -6,7 +6,8 @@ symbol. A window of w tokens needs its last w - 1 entries to resume: it becomes 
 such that a resume point weighs what it weighs in tokens. The compute of symbols is that of their tokens.
 
 In vLLM (`headway-in-vllm`) blocks are vLLM's pages: a page holds as many symbols as it covers, of attention or of a
-window, and a state takes a page for each of its groups. Symbols are as wide as pages and trace blocks allow. Where
+window, and a state takes a page for each of its groups. Symbols are as wide as pages and trace blocks allow. The end of
+a prompt's last whole page is a message boundary, as `headway.vllm` passes it. Where
 groups with equal needs take several pages for a stretch of tokens, which this cache counts as one block, a pool block
 is that many pages.
 
@@ -17,6 +18,7 @@ tokens (width 1) needs none of this: it is run with the true layout and blocks o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd, lcm
 
@@ -51,12 +53,28 @@ class Scale:
         parts: Symbols that a trace block is told apart into.
         symbol: Tokens in a symbol.
         block_bytes: Bytes of a pool block on one rank.
+        page: Tokens of a page at whose last multiple in a prompt a message is said to end; 0: nowhere.
     """
 
     cache: CacheConfig
     parts: int
     symbol: int
     block_bytes: int
+    page: int = 0
+
+    def boundaries(self, marks: Iterable[int], tokens: int, symbols: int) -> tuple[int, ...]:
+        """Message boundaries of a prompt in symbols, each at the end of the last whole trace block before it.
+
+        Args:
+            marks: They, in tokens.
+            tokens: Tokens of the prompt.
+            symbols: Its symbols.
+        """
+        width = self.parts * self.symbol
+        ends = [mark // width * self.parts for mark in marks]
+        if self.page:
+            ends.append((tokens - 1) // self.page * self.page // self.symbol)
+        return tuple(min(end, symbols) for end in ends if end)
 
 
 def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: int = 0) -> Scale:
@@ -96,7 +114,7 @@ def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: 
         exports_inside=True,
         history_tokens=None if config.history_tokens is None else config.history_tokens // symbol,
     )
-    return Scale(cache, width // symbol, symbol, found.block_bytes)
+    return Scale(cache, width // symbol, symbol, found.block_bytes, found.page)
 
 
 def page_plan_of(config: ReplayConfig, settings: VllmPreset | HeadwayInVllmPreset) -> PagePlan:
@@ -128,6 +146,7 @@ class _Blocks:
         symbol: Tokens in a symbol.
         block_bytes: Bytes of a block on one rank.
         reserved: Bytes of the memory that are none of the cache's.
+        page: As in `Scale`.
     """
 
     groups: list[LayerSpec]
@@ -136,6 +155,7 @@ class _Blocks:
     symbol: int
     block_bytes: int
     reserved: int = 0
+    page: int = 0
 
 
 def _blocks_in_symbols(config: ReplayConfig, width: int) -> _Blocks:
@@ -163,7 +183,8 @@ def _pages_in_symbols(config: ReplayConfig, width: int) -> _Blocks:
     ]
     if plan.state_groups:
         groups.append(Recurrent("state", -(-plan.state_groups // run) * unit))
-    return _Blocks(groups, ParallelLayout(), unit, symbol, run * plan.page_bytes, plan.page_bytes)
+    page = plan.block_tokens if plan.state_groups else 0
+    return _Blocks(groups, ParallelLayout(), unit, symbol, run * plan.page_bytes, plan.page_bytes, page)
 
 
 def _table_group(number: int, table: PageTable, size: int, symbol: int) -> LayerSpec:

@@ -145,10 +145,7 @@ class OrderedRun:
         return np.append(blocks, answer[:1]), answer[1:], len(blocks) + len(answer)
 
     def _boundaries(self, i: int, length: int) -> tuple[int, ...]:
-        """Message boundaries of a prompt in symbols, each at the end of the last whole block before it."""
-        width, parts = self._trace.width, self._scale.parts
-        marks = (mark // width * parts for mark in self._trace.marks(i).tolist())
-        return tuple(min(mark, length) for mark in marks if mark)
+        return self._scale.boundaries(self._trace.marks(i).tolist(), self._tokens[i], length)
 
     def _split(self, blocks: Ints) -> Ints:
         """Blocks as symbols."""

@@ -121,7 +121,8 @@ class TimedRun:
             self._answers[i] = answer
             if not self._scheduler.idle and self._reading.outputs != "never":
                 self._overlap.add(i)
-            request = GenerationRequest(tokens, len(answer), boundaries=tuple(self._trace.marks(i).tolist()))
+            boundaries = self.scale.boundaries(self._trace.marks(i).tolist(), len(tokens), len(tokens))
+            request = GenerationRequest(tokens, len(answer), boundaries=boundaries)
             self._scheduler.add(RunningRequest.start(request, str(i), i, self._arrivals[i]))
             self._next += 1
 
