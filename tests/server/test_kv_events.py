@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import runpy
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -351,6 +354,15 @@ def test_a_salt_that_is_too_long_is_not_told(caplog: pytest.LogCaptureFixture) -
         assert reader.catch_up().blocks == {}
         assert world.publisher.counts.untold > 0
     assert caplog.text.count("a cache salt is too long to be told") == 1
+
+
+def test_the_program_on_the_page_reads_all() -> None:
+    follow = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "examples" / "kv_reader.py"))["follow"]
+    with publishing() as world:
+        world.engine.run(tokens((1, 20)))
+        told = [event for _, events, _ in islice(follow(world.live, world.replay), 20) for event in events]
+    assert told[0] == {"type": "AllBlocksCleared"}
+    assert sum(len(event["block_hashes"]) for event in told if event["type"] == "BlockStored") == 5
 
 
 # ---- with a server

@@ -287,7 +287,7 @@ class _Chain:
 
     def __init__(self, blocks: UsableBlocks, event: Event, space: Space, first: int, last: int) -> None:
         self.space, self.tokens, self._blocks, self._last = space, event.prefix, blocks, last
-        self._data = memoryview(event.prefix.tobytes())
+        self._data = event.prefix.data.cast("B")
         self.begin(first)
 
     def begin(self, first: int) -> None:
