@@ -129,17 +129,17 @@ class Judge:
         return self.engine._call(lambda: cache.lookup(Prompt(text, cache.namespace(salt=salt))).tokens, 60)
 
     def usable(self, salt: str, tokens: Sequence[int]) -> int:
-        """Whole blocks of a prompt on whose path, at their end or behind it, there is a checkpoint now."""
-        cache, data = self.engine.cache, np.array(tokens, np.int32).tobytes()
+        """Whole blocks that a prompt shares with the tokens before any checkpoint there is now."""
+        cache, text = self.engine.cache, np.array(tokens, np.int32)
 
         def find() -> int:
-            at, position, _ = cache._index.find(cache.namespace(salt=salt), data)
-            behind = [at.edge]
-            for edge in behind:
-                behind.extend(edge.children.values())
-                if any(one.position >= max(at.position, edge.start + 1) for one in edge.checkpoints):
-                    return at.position
-            return position
+            namespace, most = cache.namespace(salt=salt), 0
+            for edge in cache._index.tree.edges():
+                if edge.checkpoints and edge.root().namespace == namespace:
+                    kept = edge.prefix(edge.checkpoints[-1].position, 0)
+                    length = min(len(kept), len(text))
+                    most = max(most, int(np.argmin(np.append(kept[:length] == text[:length], False))))
+            return most
 
         return self.engine._call(find, 60) // BLOCK * BLOCK
 
