@@ -99,7 +99,8 @@ class KvEventSockets:
     def told(self) -> str:
         """Where readers find them, in words."""
         where = "at" if _binds(self.config.endpoint) else "to the reader at"
-        replay = "no replay" if self.replay is None else f"replay at {_address(self.replay)}"
+        hint = "no replay (add a replay_endpoint: who misses a batch stays wrong)"
+        replay = hint if self.replay is None else f"replay at {_address(self.replay)}"
         return f"KV events {where} {_address(self.live)}, {replay}"
 
     def close(self, linger: int = 0) -> None:

@@ -180,12 +180,10 @@ class UsableBlocks:
         first = min(grown[2] // self.size, last) if grown[:2] == (space, event.position) else last
         chain = _Chain(self, event, space, first, last)
         parent, names, tokens = self._put(chain)
-        known = chain.name in self._blocks
-        block = chain.name if known else None
-        name = chain.point(event, model)
+        block, name = chain.name, chain.point(event, model)
         tail = event.prefix[last * self.size :].tolist()
         point = ResumePoint(name, event.position, event.first, event.kind, block, tail)
-        if name not in self._points and block is not None:
+        if block is not None:
             self._blocks[block].uses += 1
         self._points[name] = space, point
         return Change(space, parent, names, tokens, point=point)
