@@ -77,6 +77,14 @@ judge-vllm:  ## Judge `headway.vllm` by vLLM: JUDGE=traces|own-tests|computes|se
 	@VLLM=$(VLLM) PYTHONPATH=$(VLLM)/$(if $(filter computes server,$(JUDGE)),cpuwheel/x,vllm33):src:. OMP_NUM_THREADS=1 \
 		$(VLLM)/venv/bin/python -m tests.vllm.$(subst -,_,$(JUDGE)) $(ARGS)
 
+# Dynamo's index is installed into build/dynamo.
+.PHONY: judge-kv-events
+judge-kv-events: $(VENV)/.dev  ## Compare what Dynamo's index learns from KV events with what the cache reuses; ARGS go to the judge
+	@test -x build/dynamo/bin/python || $(PYTHON) -m venv build/dynamo
+	@build/dynamo/bin/python -m pip install --quiet --disable-pip-version-check ai-dynamo-runtime==1.6.1
+	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.server.judge_kv_events \
+		--indexer build/dynamo/bin/python $(ARGS)
+
 .PHONY: mutants
 mutants: $(VENV)/.dev  ## Change one line of the cache at a time and see whether a test notices; ARGS go to tools/mutants.py
 	@$(BIN)/python tools/mutants.py $(ARGS)

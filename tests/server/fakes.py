@@ -18,6 +18,7 @@ from headway.cache import CacheConfig, LayerSpec, PrefixCache
 from headway.engine import Engine, EngineConfig, ModelFacts, TextTokenizer
 from headway.server import ServerOptions, create_app, schemas
 from headway.server.connections import make_server
+from headway.server.kv_publisher import KvEventPublisher, KvEventSockets
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY .!?<>/:-"
 
@@ -132,16 +133,20 @@ def running(
     max_body_bytes: int = 1 << 20,
     words: TextTokenizer | None = None,
     grace: float = 5.0,
+    kv_events: KvEventSockets | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Start a server; at the end stop it and check that nothing is held."""
     config = config or EngineConfig(max_batched_tokens=64, max_running=8, max_model_len=600)
     cache = PrefixCache(CacheConfig(groups, blocks, block_tokens=4, check=True, pin_share=config.pin_share))
     device = FakeDevice(cache.geometry, blocks)
+    publisher = None if kv_events is None else KvEventPublisher(cache, kv_events, 4)
     size, words = (VOCAB, CharTokenizer()) if words is None else (256, words)
     engine = Engine(cache, device, config, ModelFacts(size, words.decode, (EOS,))).start()
     keys = () if api_key is None else (api_key, *options.pop("more_keys", ()))  # the first is the client's own
-    with listening(engine, words, ServerOptions("fake", keys, max_body_bytes, **options), grace) as (url, server):
+    with listening(
+        engine, words, ServerOptions("fake", keys, max_body_bytes, kv_events=publisher, **options), grace
+    ) as (url, server):
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}".encode()}
         with httpx.Client(base_url=url, timeout=60, headers=headers) as http:
             yield Running(url, engine, device, http, server)

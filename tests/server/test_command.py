@@ -14,8 +14,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.server.kv_reader import reading
 
 from headway.cli import main
+
+_KV_EVENTS = json.dumps(
+    {
+        "enable_kv_cache_events": True,
+        "endpoint": "tcp://127.0.0.1:*",
+        "replay_endpoint": "tcp://127.0.0.1:*",
+        "heartbeat_seconds": 0.05,
+    }
+)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -43,7 +53,8 @@ def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
 
 
 def test_serve_prints_what_matters_and_answers_the_call_it_prints(tiny_model: Path):
-    with served(str(tiny_model), "--served-model-name", "mine", "--checkpoint-alignment", "4") as (process, url, text):
+    options = ("--served-model-name", "mine", "--checkpoint-alignment", "4", "--kv-events-config", _KV_EVENTS)
+    with served(str(tiny_model), *options) as (process, url, text):
         for part in ("state", "full", "blocks", "checkpoints", "shortest reusable prefix: 4", "longest request: 2,048"):
             assert part in text
         call = re.search(r"-d '(\{.*\})'", text)
@@ -52,6 +63,11 @@ def test_serve_prints_what_matters_and_answers_the_call_it_prints(tiny_model: Pa
         assert answers[0]["choices"] == answers[1]["choices"]
         assert answers[0]["model"] == "mine"
         assert answers[1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 12}, "15, down to a multiple of 4"
+        live, replay = re.findall(r"tcp://127\.0\.0\.1:\d+", text)
+        assert f"KV events at {live}, replay at {replay}: blocks of 16 tokens" in text
+        with reading(16, live, replay) as reader:
+            assert reader.receive() is not None
+            assert 12 in {told["position"] for told in reader.catch_up().points.values()}
         body = {"prompt": "Tell me all", "max_tokens": 60, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
@@ -123,6 +139,8 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
         (("--eviction", "fifo"), "it must be one of value, lru, greedy-dual"),
         (("--host", "no.such.host.invalid"), "no address"),
         (("--record-form", "tokens"), "nothing is recorded: add --record FILE"),
+        (("--kv-events-config", "{}"), 'publishes nothing without "enable_kv_cache_events": true'),
+        (("--no-prefix-reuse", "--kv-events-config", _KV_EVENTS), "leave out one of them"),
     ],
 )
 def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):

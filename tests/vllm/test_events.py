@@ -59,19 +59,19 @@ class Router:
                     self.blocks[one] = parent
 
 
-def _kept(cache: PrefixCache, span: int) -> Iterator[tuple[int, ...]]:
-    """All whole blocks that the cache keeps, each as the tokens up to its end."""
+def _usable(cache: PrefixCache, span: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """All whole blocks at whose end or behind it a request can resume: namespace, and the tokens up to its end."""
     todo = [child for root in cache._index.tree.roots.values() for child in root.children.values()]
     for edge in todo:
         todo.extend(edge.children.values())
-        tokens = edge.prefix(edge.resident, 0).tolist()
-        for end in range(span, edge.resident + 1, span):
-            if end > edge.start:
-                yield tuple(tokens[:end])
+        for checkpoint in (one for one in edge.checkpoints if one.position > edge.start):  # at its start: nothing of it
+            tokens = edge.prefix(checkpoint.position, 0).tolist()
+            space = edge.root().namespace
+            yield from ((space, tuple(tokens[:end])) for end in range(span, checkpoint.position + 1, span))
 
 
 @pytest.mark.parametrize("layout", ["full", "hybrid", "spans"])
-def test_a_router_knows_exactly_the_blocks_that_are_kept(layout: str) -> None:
+def test_a_router_knows_exactly_the_blocks_that_can_be_used(layout: str) -> None:
     world = World.make(7, layout, blocks=90)
     world.manager.events = _listen(world.manager.cache, world.manager.groups)
     router, checked = Router(), 0
@@ -82,7 +82,7 @@ def test_a_router_knows_exactly_the_blocks_that_are_kept(layout: str) -> None:
         commit(*args)
         router.read(world.manager.take_events())
         told = sorted(block[1:] for block in router.blocks.values())
-        assert told == sorted(_kept(world.manager.cache, 8))
+        assert told == sorted(tokens for _, tokens in set(_usable(world.manager.cache, 8)))
         checked = max(checked, len(told))
 
     world.manager.commit = commit_and_compare  # type: ignore[method-assign]

@@ -195,6 +195,17 @@ class PrefixCache(Guarded):
         return self._namespaces[key]
 
     @guarded
+    def namespace_name(self, namespace: int) -> tuple[str, str, str] | None:
+        """Model, adapter and salt of a namespace that is known; None if they are too long to be remembered as they are.
+
+        O(1) for one that was given out lately, O(namespaces) for an old one.
+        """
+        for name, number in reversed(self._namespaces.items()):
+            if number == namespace:
+                return None if isinstance(name, bytes) else name
+        return None
+
+    @guarded
     def symbols(self, tokens: TokenIds, media: Sequence[Media] = ()) -> Symbols:
         """Tokens as the cache compares them: placeholders of media carry their content's identity.
 

@@ -63,7 +63,7 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
         options: The server's options.
     """
     service = GenerationService(engine, tokenizer, options)
-    metrics = Metrics(engine, options.model_name)
+    metrics = Metrics(engine, options.model_name, options.kv_events)
     recorder = options.recorder
     engine.observer = Observers((metrics, service.answers, *(() if recorder is None else (recorder,))))
 
@@ -75,6 +75,8 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
         service.close()
         if recorder is not None:
             recorder.close()
+        if options.kv_events is not None:
+            options.kv_events.close()
 
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)

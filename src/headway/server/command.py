@@ -27,6 +27,7 @@ from headway.sizes import counted, parse_bytes
 if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
     from headway.engine.build import BuiltEngine
     from headway.server.connections import DrainingServer
+    from headway.server.kv_publisher import KvEventPublisher, KvEventSockets
     from headway.server.service import ServerOptions
 
 __all__ = ["serve"]
@@ -89,6 +90,14 @@ class _ServerFlags:
             min=0.1,
         ),
     ] = 60.0
+    kv_events_config: Annotated[
+        str | None,
+        option(
+            _SERVER,
+            'Tell routers what is cached, over ZeroMQ, as vLLM does: JSON such as {"enable_kv_cache_events": true, '
+            '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"} (docs/kv-events.md).',
+        ),
+    ] = None
     log_level: Annotated[str, option(_SERVER, f"{', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}.")] = "info"
     log_format: Annotated[
         str, option(_SERVER, f"{' or '.join(LOG_FORMATS)}: one object per line, with the id of its request.")
@@ -167,11 +176,12 @@ def serve(
     listener = _bind(server.host, server.port)  # before the model is loaded: that may take minutes
     _raise_descriptor_limit()
     signal.signal(signal.SIGTERM, _leave)  # until the server takes it: ranks that are loading are ended
-    with listener:
+    with listener, contextlib.ExitStack() as ends:
+        sockets = _kv_event_sockets(server, config, ends)
         built = _build(model, config, console, hints=server.log_level == "debug")
         name = server.served_model_name or built.name
         recorder = None if recording.record is None else Recorder(recording.record, recording.form, name)
-        options = _server_options(name, server, body_limit, recorder)
+        options = _server_options(name, server, body_limit, recorder, _publisher(built, sockets, ends))
         _announce(console, built, options, listener)
         _run(built, options, listener, server)
 
@@ -193,7 +203,47 @@ def _build(model: str | None, config: EngineConfig, console: Console, *, hints: 
     return build_engine(model, config, progress)
 
 
-def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: Recorder | None) -> ServerOptions:
+def _kv_event_sockets(flags: _ServerFlags, config: EngineConfig, ends: contextlib.ExitStack) -> KvEventSockets | None:
+    """What KV events are published at until `ends`, open before the model is loaded; None if none are.
+
+    Raises:
+        ConfigError: Options that cannot work, or an address that is taken.
+    """
+    from headway.server.kv_events import read_kv_events_config
+
+    wanted = read_kv_events_config(flags.kv_events_config)
+    if wanted is None:
+        return None
+    if not config.prefix_reuse:
+        raise ConfigError(
+            "--no-prefix-reuse keeps nothing that --kv-events-config could tell of: leave out one of them"
+        )
+    from headway.server.kv_publisher import KvEventSockets
+
+    sockets = KvEventSockets(wanted)
+    ends.callback(sockets.close)
+    return sockets
+
+
+def _publisher(
+    built: BuiltEngine, sockets: KvEventSockets | None, ends: contextlib.ExitStack
+) -> KvEventPublisher | None:
+    from headway.server.kv_publisher import KvEventPublisher
+
+    if sockets is None:
+        return None
+    publisher = KvEventPublisher(built.engine.cache, sockets, built.engine.config.block_tokens)
+    ends.callback(publisher.close)
+    return publisher
+
+
+def _server_options(
+    name: str,
+    flags: _ServerFlags,
+    body_limit: int,
+    recorder: Recorder | None,
+    kv_events: KvEventPublisher | None,
+) -> ServerOptions:
     from headway.server.service import ServerOptions
 
     keys = tuple(flags.api_key or ())
@@ -207,6 +257,7 @@ def _server_options(name: str, flags: _ServerFlags, body_limit: int, recorder: R
         flags.restore_answers,
         client_timeout=flags.client_timeout,
         strict=flags.strict,
+        kv_events=kv_events,
     )
 
 
@@ -254,6 +305,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     console.print(f"  longest request: {engine.max_model_len:,} tokens of prompt and answer together")
     if options.recorder is not None:
         console.print(f"  recording to {options.recorder.path}")
+    if options.kv_events is not None:
+        console.print(f"  {options.kv_events.told()}", highlight=False, markup=False, soft_wrap=True)
     if built.drafts is not None:
         console.print(
             f"  drafts: {built.drafts.name}, up to {counted(built.drafts.most, 'token')}, judged by {config.draft_rule}"

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headway.engine import Engine, EngineSnapshot, RequestResult
+from headway.server.kv_publisher import KvEventPublisher
 from headway.tell.metrics import METRICS, cache_values, waterfall_values
 
 __all__ = ["Metrics"]
@@ -26,8 +27,9 @@ class Metrics(Collector):
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: Engine, model: str, kv_events: KvEventPublisher | None = None) -> None:
         self._engine = engine
+        self._kv_events = kv_events
         self._model = model
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -70,6 +72,8 @@ class Metrics(Collector):
         yield from _requests(now)
         yield from _cache(now)
         yield from _tokens(now)
+        if self._kv_events is not None:
+            yield from _published(self._kv_events)
         info = GaugeMetricFamily("headway_model_info", "The model that is served.", labels=["model"])
         info.add_metric([self._model], 1)
         yield info
@@ -104,6 +108,17 @@ def _tokens(now: EngineSnapshot) -> Iterator[Metric]:
         drafted, accepted = {now.drafter: counters.drafted_tokens}, {now.drafter: counters.accepted_tokens}
         yield _counters("draft_tokens", "Tokens that were drafted and verified, by drafter.", "drafter", drafted)
         yield _counters("draft_accepted_tokens", "Of these, tokens that became answers.", "drafter", accepted)
+
+
+def _published(events: KvEventPublisher) -> Iterator[Metric]:
+    counts = events.counts
+    yield _gauge("kv_event_blocks", "Blocks that readers of KV events know of.", events.usable)
+    yield _counter("kv_event_batches", "Batches of KV events published, empty ones included.", counts.batches)
+    yield _counter("kv_event_batches_missed", "Of these, batches that a slow reader did not get.", counts.missed)
+    yield _counter("kv_event_replays", "Answers to readers that had missed KV events.", counts.replays)
+    yield _counter("kv_event_snapshots", "Of these, answers that told all there is.", counts.snapshots)
+    yield _counter("kv_event_overflows", "Times that the queue of KV events was full.", counts.overflows)
+    yield _counter("kv_events_untold", "Changes not told because their salt is too long.", counts.untold)
 
 
 def _cache(now: EngineSnapshot) -> Iterator[Metric]:

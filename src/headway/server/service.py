@@ -32,6 +32,7 @@ from headway.server.constraints import constraint_of
 from headway.server.errors import error_body, log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
 from headway.server.generation import generation_requests
+from headway.server.kv_publisher import KvEventPublisher
 from headway.server.pins import PinIds
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
@@ -65,6 +66,7 @@ class ServerOptions:
         restore_answers: Prompts that send an answer back as text get the ids that it was given in.
         client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
         strict: Fields that are not known are refused, not ignored.
+        kv_events: Publishes what is cached; None for no KV events. The application closes it.
     """
 
     model_name: str
@@ -76,6 +78,7 @@ class ServerOptions:
     restore_answers: bool = True
     client_timeout: float = 60.0
     strict: bool = False
+    kv_events: KvEventPublisher | None = None
 
 
 @dataclass

@@ -2,24 +2,17 @@
 
 One group is told of, the first one of full attention: its blocks have one size, and every prefix of the cache that is
 kept is kept in all such groups. Windows and states are not told: readers that index them see blocks where no request
-can start, and those that do not drop them.
-
-A block is named by a hash of all tokens up to its end, so a removal needs no memory of what was stored. The hashes have
-a key of this process, as vLLM's have by default: to readers they are names of blocks, and they hash tokens themselves.
+can start, and those that do not drop them. Of attention what can be used is told (`headway.tell.usable_blocks`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from headway.cache import Event, PrefixCache, ResidentGrown, ResidentShrunk
+from headway.cache import CheckpointStored, Event, PrefixCache, ResidentGrown
 from headway.errors import ConfigError
+from headway.tell.usable_blocks import Change, UsableBlocks
 from headway.vllm.groups import Group, Groups
 
 __all__ = ["KvEvents"]
@@ -61,7 +54,7 @@ class KvEvents:
         self._group = _told(groups)
         self._stored, self._removed, self._cleared = stored, removed, cleared
         self._kind = kind(self._group.spec)
-        self._key = secrets.token_bytes(32)
+        self._blocks = UsableBlocks(self._group.span, floats=not cache.geometry.tail_tables)
         self._names: dict[int, tuple[Any, str | None]] = {}
         self._events: list[Any] = []
         cache.subscribe(self._hear)
@@ -75,6 +68,7 @@ class KvEvents:
 
     def clear(self) -> None:
         """Everything was forgotten."""
+        self._blocks.clear()
         self._events.append(self._cleared())
 
     def take(self) -> list[Any]:
@@ -83,69 +77,33 @@ class KvEvents:
         return events
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, ResidentGrown):
-            self._store(event, event.start)
-        elif isinstance(event, ResidentShrunk) and event.cause != "reset":  # a reset is told as a whole
-            parent_and_hashes = self._hashes(event, event.keep)
-            if parent_and_hashes:
-                hashes = parent_and_hashes[1:]
-                self._events.append(self._removed(block_hashes=hashes, medium=_MEDIUM, group_idx=self._group.index))
-
-    def _store(self, event: ResidentGrown, start: int) -> None:
-        hashes = self._hashes(event, start)
-        if not hashes or event.namespace not in self._names:
+        if isinstance(event, CheckpointStored | ResidentGrown) and event.namespace not in self._names:
             return
-        lora, salt = self._names[event.namespace]
-        span, first = self._group.span, start // self._group.span
+        change = self._blocks.hear(event, event.namespace)
+        if change is not None and change.names:
+            self._events.append(self._store(change, *self._names[event.namespace]))
+        if change is not None and change.removed:
+            removed = list(change.removed)
+            self._events.append(self._removed(block_hashes=removed, medium=_MEDIUM, group_idx=self._group.index))
+
+    def _store(self, change: Change, lora: Any, salt: str | None) -> Any:
+        assert change.tokens is not None
         adapter = () if lora is None else (lora.lora_name,)
-        keys: list[tuple[Any, ...] | None] = [adapter or None] * (len(hashes) - 1)
-        if first == 0 and salt:  # as in vLLM, the first block carries the salt
+        keys: list[tuple[Any, ...] | None] = [adapter or None] * len(change.names)
+        if change.parent is None and salt:  # as in vLLM, the first block carries the salt
             keys[0] = (*adapter, salt)
-        self._events.append(
-            self._stored(
-                block_hashes=hashes[1:],
-                parent_block_hash=hashes[0] if first else None,
-                token_ids=event.prefix[first * span : (first + len(hashes) - 1) * span].tolist(),
-                block_size=span,
-                lora_id=None if lora is None else lora.lora_int_id,
-                lora_name=None if lora is None else lora.lora_name,
-                medium=_MEDIUM,
-                extra_keys=keys,
-                group_idx=self._group.index,
-                kv_cache_spec_kind=self._kind,
-            )
+        return self._stored(
+            block_hashes=list(change.names),
+            parent_block_hash=change.parent,
+            token_ids=change.tokens.tolist(),
+            block_size=self._group.span,
+            lora_id=None if lora is None else lora.lora_int_id,
+            lora_name=None if lora is None else lora.lora_name,
+            medium=_MEDIUM,
+            extra_keys=keys,
+            group_idx=self._group.index,
+            kv_cache_spec_kind=self._kind,
         )
-
-    def _hashes(self, event: ResidentGrown | ResidentShrunk, start: int) -> list[int]:
-        """Hashes of the whole blocks that end behind `start` and not behind the event's position.
-
-        Returns:
-            The hash of the block before them, and theirs; empty if there are none that can be told.
-        """
-        span, tokens = self._group.span, event.prefix
-        first, last = start // span, event.position // span
-        if first == last:
-            return []
-        last = min(last, _plain(tokens[: last * span]) // span)
-        if first >= last:
-            return []
-        state = hashlib.blake2b(event.namespace.to_bytes(8, "little"), digest_size=8, key=self._key)
-        state.update(tokens[: first * span].tobytes())
-        hashes = [_number(state)]
-        for block in range(first, last):
-            state.update(tokens[block * span : (block + 1) * span].tobytes())
-            hashes.append(_number(state))
-        return hashes
-
-
-def _number(state: Any) -> int:
-    return int.from_bytes(state.digest(), "little")
-
-
-def _plain(tokens: NDArray[np.int32]) -> int:
-    """How many tokens stand before the first symbol of an image."""
-    symbols = tokens < 0
-    return int(symbols.argmax()) if symbols.any() else len(tokens)
 
 
 def _told(groups: Groups) -> Group:

@@ -263,8 +263,8 @@ class Edge:
 
     def prefix(self, position: int, lookahead: int) -> Ids:
         """All tokens from the root to `position` on this edge, and the lookahead tokens behind it. Read-only."""
-        parts: list[array[int]] = [self.text[: position - self.start + lookahead]]
-        parts += [edge.text[: edge.end - edge.start] for edge in self.path() if edge is not self]
+        parts = [memoryview(self.text)[: position - self.start + lookahead]]
+        parts += [memoryview(edge.text)[: edge.end - edge.start] for edge in self.path() if edge is not self]
         return np.frombuffer(b"".join(parts[::-1]), dtype=np.int32)
 
     def move_resident(self, position: int) -> None:
