@@ -39,6 +39,7 @@ METRICS = {
     "resumed_tokens": Metric("Tokens of requests that came back after a preemption."),
     "resumed_hit_tokens": Metric("Of these, tokens that were still cached."),
     "blocks": Metric("Blocks of the pool, by state.", "state", grows=False),
+    "block_bytes": Metric("Bytes of a block on every rank.", grows=False),
     "checkpoints": Metric("Checkpoints kept.", grows=False),
     "checkpoints_taken": Metric("Checkpoints taken, by kind of placement.", "kind"),
     "checkpoints_reused": Metric("Checkpoints resumed from at least once, by kind of placement.", "kind"),
@@ -82,8 +83,8 @@ def waterfall_values(
     }
 
 
-def cache_values(cache: CacheStats) -> Values:
-    """Memory, and what happened in it."""
+def cache_values(cache: CacheStats, block_bytes: int) -> Values:
+    """Memory, and what happened in it; a block has `block_bytes` bytes."""
     events = cache.counters
     return {
         "blocks": {
@@ -92,6 +93,7 @@ def cache_values(cache: CacheStats) -> Values:
             "pinned": cache.pinned,
             "evictable": cache.evictable,
         },
+        "block_bytes": {"": block_bytes},
         "checkpoints": {"": cache.checkpoints},
         "checkpoints_taken": events.taken,
         "checkpoints_reused": events.reused,

@@ -67,7 +67,7 @@ class Meter:
             resumed_tokens=manager.resumed_tokens,
             resumed_hit_tokens=manager.resumed_hit_tokens,
         )
-        return waterfall | cache_values(manager.cache.stats())
+        return waterfall | cache_values(manager.cache.stats(), manager.groups.block_bytes)
 
 
 class Exporter:
