@@ -24,7 +24,7 @@ __all__ = ["LiveView"]
 
 _FRESH_SECONDS = 0.9
 _SAMPLE_SECONDS = 5.0
-_SHOWN_REQUESTS, _SHOWN_PREFIXES = 20, 8
+_SHOWN_REQUESTS, _SHOWN_PREFIXES = 20, 6
 _SURVEY_SHARE = 100
 """A survey holds up the engine: the next one waits so many times as long as it took."""
 

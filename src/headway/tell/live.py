@@ -242,7 +242,11 @@ class _Sample:
 
 
 class Board:
-    """Remembers the counters of a cache and makes records of them. One thread at a time."""
+    """Remembers the counters of a cache and makes records of them. One thread at a time.
+
+    Attributes:
+        model: Name of the model.
+    """
 
     def __init__(self, server: str, model: str, now: float) -> None:
         """Nothing is known yet.
@@ -252,7 +256,7 @@ class Board:
             model: Name of the model.
             now: Seconds of a monotonic clock, as in all calls.
         """
-        self._server, self._model = server, model
+        self._server, self.model = server, model
         self._values: Values = {}
         self._first = _Sample(now)
         self._samples = deque([self._first])
@@ -292,7 +296,7 @@ class Board:
             known["tokens_per_second"] = (latest.generated - (before.generated or 0)) / max(1.0, now - before.time)
         return LiveRecord(
             self._server,
-            self._model,
+            self.model,
             now - self._first.time,
             unavailable,
             _verdict(recent if recent.requests else total, unavailable),
@@ -371,7 +375,9 @@ def _verdict(traffic: Traffic, unavailable: str) -> Verdict:
     return Verdict("bad", "The cache loses most of what it could reuse", text)
 
 
-async def live_events(read: Callable[[], LiveRecord], ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def live_events(
+    read: Callable[[], LiveRecord], ended: Callable[[], bool] = lambda: False
+) -> AsyncIterator[bytes]:
     """Server-sent events with a record each, one per second, for a while.
 
     Args:

@@ -86,6 +86,7 @@ def waterfall_values(
 def cache_values(cache: CacheStats, block_bytes: int) -> Values:
     """Memory, and what happened in it; a block has `block_bytes` bytes."""
     events = cache.counters
+    none = dict.fromkeys(events.taken, 0)  # told from the first checkpoint of a kind on, so that rates begin there
     return {
         "blocks": {
             "free": cache.free,
@@ -96,10 +97,10 @@ def cache_values(cache: CacheStats, block_bytes: int) -> Values:
         "block_bytes": {"": block_bytes},
         "checkpoints": {"": cache.checkpoints},
         "checkpoints_taken": events.taken,
-        "checkpoints_reused": events.reused,
-        "checkpoints_evicted": events.evicted,
-        "checkpoints_evicted_unused": events.evicted_unused,
-        "resumed": events.resumed,
+        "checkpoints_reused": none | events.reused,
+        "checkpoints_evicted": none | events.evicted,
+        "checkpoints_evicted_unused": none | events.evicted_unused,
+        "resumed": none | events.resumed,
         "blocks_evicted": {"": events.blocks_evicted},
         "pins_refused": {"": events.pins_refused},
     }
