@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,6 +24,10 @@ Samples = dict[str, float]
 def server() -> Iterator[Running]:
     with running() as made:
         yield made
+
+
+ROOT = Path(__file__).parents[2]
+_RENAMED = re.compile(r"(_(total|count|sum|bucket))+$")
 
 
 def samples(server: Running) -> Samples:
@@ -199,3 +205,33 @@ def test_labels_cannot_be_made_up(server: Running):
     assert told['http_requests_total{handler="other",method="GET",status="404"}'] == 2
     assert told['http_requests_total{handler="/v1/models/{name:path}",method="GET",status="404"}'] == 2
     assert any('method="other",status="405"' in name for name in told)
+
+
+def families(server: Running) -> set[str]:
+    """Names of all metrics, without what their kind adds, and without those of the process."""
+    found = [family.name for family in text_string_to_metric_families(server.http.get("/metrics").text)]
+    return {_RENAMED.sub("", name) for name in found if not re.search(r"^process_|_created$", name)}
+
+
+def test_the_page_names_every_metric(server: Running):
+    """And no others, but for those that appear with a drafter."""
+    for _ in range(2):
+        server.complete("Hello", max_tokens=2)
+    page = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8").partition("## Metrics")[2]
+    page = page.replace("`..._", "`headway_checkpoints_")
+    named = {_RENAMED.sub("", name) for name in re.findall(r"`((?:headway_|vllm:|http_)\w+)", page)}
+    told = families(server)
+    assert told <= named
+    assert named - told <= {"headway_draft_tokens", "headway_draft_accepted_tokens"}
+
+
+def test_the_dashboard_asks_for_metrics_that_are_there(server: Running):
+    """Its queries are run by `make check-prometheus`."""
+    server.complete("Hello", max_tokens=2)
+    told = families(server) | {"process_cpu_seconds", "process_resident_memory_bytes"}
+    board = json.loads((ROOT / "deploy" / "grafana" / "headway.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    queries += [variable["definition"] for variable in board["templating"]["list"] if "definition" in variable]
+    asked = {_RENAMED.sub("", name) for name in re.findall(r"(?:headway_|vllm:|http_|process_)\w+", " ".join(queries))}
+    assert asked
+    assert asked <= told

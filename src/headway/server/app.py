@@ -89,7 +89,8 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     app.include_router(_open_routes(engine, metrics, options))
     for routes in (_api_routes(service), view.routes()):
         app.include_router(routes, dependencies=[Depends(_key_check(options.api_keys))])
-    return RequestIds(app, metrics.response_started)  # around all: a response to a fault of ours has an id as well
+    counted = metrics.around(app)  # next to the application, which says what route a request took
+    return RequestIds(counted)  # around everything: a response to a fault of ours has an id as well
 
 
 def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> APIRouter:

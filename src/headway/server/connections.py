@@ -12,7 +12,6 @@ import asyncio
 import re
 import socket
 import uuid
-from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,9 +33,8 @@ _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class RequestIds:
     """Gives every request a name: that of its `x-request-id`, or a new one. Logs and the response have it too."""
 
-    def __init__(self, app: ASGIApp, started: Callable[[Scope, int], None] = lambda scope, status: None) -> None:
-        """Stand around `app`; `started` hears of every response, with its status, when it begins."""
-        self._app, self._started = app, started
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on under its name."""
@@ -49,7 +47,6 @@ class RequestIds:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._started(scope, message["status"])
                 message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", name.encode())]}
             await send(message)
 

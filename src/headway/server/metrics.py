@@ -20,7 +20,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.engine import Engine, EngineSnapshot, RequestResult
 from headway.server.vllm_metrics import VllmMetrics
@@ -72,10 +72,20 @@ class Metrics(Collector):
                 histogram.observe(value)
         self._vllm.request_finished(result)
 
-    def response_started(self, scope: Scope, status: int) -> None:
-        """Count a response, after its request has been routed."""
-        path, method = getattr(scope.get("route"), "path", _OTHER), scope["method"]
-        self._responses.labels(path, method if method in _METHODS else _OTHER, str(status)).inc()
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The application, with its responses counted when they begin."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_counted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    path, method = getattr(scope.get("route"), "path", _OTHER), scope["method"]
+                    method = method if method in _METHODS else _OTHER
+                    self._responses.labels(path, method, str(message["status"])).inc()
+                await send(message)
+
+            await app(scope, receive, send_counted)
+
+        return counted
 
     def step_done(self, seconds: float, tokens: int) -> None:
         """Take the time and size of a step."""
