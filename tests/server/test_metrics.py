@@ -147,6 +147,14 @@ def test_levels_while_requests_run_and_wait():
         assert told['http_requests_total{handler="/v1/completions",method="POST",status="429"}'] == 1
 
 
+def test_what_is_pinned_is_in_use(server: Running):
+    server.complete("Once upon a time", max_tokens=2)
+    assert samples(server)["vllm:kv_cache_usage_perc"] == 0, "what may go counts as free"
+    server.complete("Once upon a time", max_tokens=2, headway={"pin": True})
+    told = samples(server)
+    assert told["vllm:kv_cache_usage_perc"] == told['headway_blocks{state="pinned"}'] / 400 > 0
+
+
 @pytest.mark.parametrize("world", ["full", "hybrid", "all"])
 def test_the_size_of_the_cache_in_tokens(world: str):
     with running(WORLDS[world], blocks=200) as server:

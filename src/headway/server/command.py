@@ -184,7 +184,7 @@ def _build(model: str | None, config: EngineConfig, console: Console, *, hints: 
     console.print("starting ...", highlight=False)
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
         if console.quiet:
             logger.info("%s", line.removesuffix(" ..."))
 
@@ -287,6 +287,7 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
         highlight=False,
         soft_wrap=True,
     )
+    console.print(f"Watch it in a browser: http://{shown}:{port}/\n", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, flags: _ServerFlags) -> None:
