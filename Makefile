@@ -85,6 +85,16 @@ judge-kv-events: $(VENV)/.dev  ## Compare what Dynamo's index learns from KV eve
 	@OMP_NUM_THREADS=1 PYTHONPATH=src:. $(BIN)/python -m tests.server.judge_kv_events \
 		--indexer build/dynamo/bin/python $(ARGS)
 
+.PHONY: check-prometheus
+check-prometheus: $(VENV)/.dev  ## Run the dashboard's queries in a real Prometheus that scrapes a loaded server (apt install prometheus)
+	@$(BIN)/python tools/check_prometheus.py $(ARGS)
+
+.PHONY: check-page
+check-page: $(VENV)/.dev  ## Look at the live page in Chromium (apt install chromium); ARGS=--write takes the pictures of docs/ anew
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	@$(BIN)/python -m pytest -q -m slow tests/server/test_live_page.py
+	@$(BIN)/python tools/live_page.py $(ARGS)
+
 .PHONY: mutants
 mutants: $(VENV)/.dev  ## Change one line of the cache at a time and see whether a test notices; ARGS go to tools/mutants.py
 	@$(BIN)/python tools/mutants.py $(ARGS)

@@ -40,6 +40,25 @@ def test_what_is_available_can_be_had() -> None:
     assert engine.step(other) == [4 * available]
 
 
+def test_holdings_are_every_block_once() -> None:
+    """Two prompts share ten tokens, two and a half blocks, and each has its own copy of the third block."""
+    engine = Engine.of(ATTENTION, STATE, blocks=60)
+    assert engine.cache.holdings() == ({"running": 0, "attention": 0, "windows": 0, "states": 0, "free": 60}, {}, 0)
+    engine.run(tokens((1, 10), (2, 10)))
+    engine.run(tokens((1, 10), (3, 10)))
+    lease = engine.start(tokens((4, 40)))
+    engine.step(lease, count=20)
+    blocks, checkpoints, prefixes = engine.cache.holdings()
+    stats = engine.cache.stats()
+    assert sum(blocks.values()) == 60
+    assert blocks["free"] == stats.free
+    assert checkpoints == {kind: count for kind, count in stats.counters.taken.items() if count}
+    assert blocks["states"] == stats.checkpoints * engine.cache.geometry.state_blocks
+    assert blocks["attention"] == 5 + 5 - 2
+    assert blocks["running"] == 5 + engine.cache.geometry.state_blocks
+    assert prefixes == 3
+
+
 def test_a_batch_of_lookups_is_as_many_lookups() -> None:
     engine = Engine.of(ATTENTION, STATE)
     engine.run(tokens((1, 20)))

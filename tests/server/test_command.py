@@ -59,6 +59,7 @@ def test_serve_prints_what_matters_and_answers_the_call_it_prints(tiny_model: Pa
             assert part in text
         call = re.search(r"-d '(\{.*\})'", text)
         assert call
+        assert f"Watch it in a browser: {url}/" in text
         answers = [httpx.post(f"{url}/v1/completions", json=json.loads(call[1]), timeout=60).json() for _ in range(2)]
         assert answers[0]["choices"] == answers[1]["choices"]
         assert answers[0]["model"] == "mine"

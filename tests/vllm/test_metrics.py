@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
 from tests.vllm.standin import Request
 from tests.vllm.test_manager import World
 
+from headway.vllm.live import add_live_routes, board_of
 from headway.vllm.metrics import Exporter, Meter
 
 
@@ -62,3 +65,34 @@ def test_two_engines_and_a_second_exporter_share_the_metrics() -> None:
     assert _value(registry, "prompt_tokens_total") == 7
     assert _value(registry, "blocks", state="free") == 1
     assert registry.get_sample_value("headway_prompt_tokens_total", {"model_name": "m", "engine": "1"}) == 5
+
+
+def test_the_live_page_shows_what_the_metrics_count() -> None:
+    world, now = World.make(1, "hybrid", blocks=70), 0.0
+    meter, registry, app = Meter(world.manager, clock=lambda: now), CollectorRegistry(), FastAPI()
+    exporter = Exporter("m", registry)
+    add_live_routes(app, board_of(registry))
+    client = TestClient(app)
+    assert client.get("/v1/headway/live").json()["verdict"]["title"] == "No requests yet"
+    for _ in range(3):
+        world.run(10)
+        now += 1
+        exporter.add(meter.stage(last=False), 0)
+    exporter.add_queue(2, 1, 0)
+    exporter.add(['headway {"prompt_tokens":{"":50},"blocks":{"free":7},"block_bytes":{"":4096}}'], 1)
+    exporter.add_queue(3, 0, 1)
+    told, found, stats = client.get("/v1/headway/live").json(), world.manager.waterfall, world.manager.cache.stats()
+    assert told["model"] == "m"
+    assert (told["running"], told["waiting"]) == (5, 1)
+    assert told["total"]["requests"] == found.requests
+    assert told["total"]["prompt_tokens"] == found.prompt_tokens + 50
+    lines = {line["name"]: line["tokens"] for line in told["total"]["lines"]}
+    assert lines.pop("reused") == found.reused > 0
+    assert lines == {reason.value: tokens for reason, tokens in found.lost.items() if tokens}
+    assert told["memory"]["states"]["free"] == stats.free + 7
+    assert told["memory"]["block_bytes"] == world.manager.groups.block_bytes
+    assert {one["kind"]: one["taken"] for one in told["checkpoints"]} == stats.counters.taken
+    assert told["saving"] is told["requests"] is told["memory"]["kinds"] is None
+    page = client.get("/headway")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "v1/headway/live" in page.text

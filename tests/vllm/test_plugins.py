@@ -63,7 +63,7 @@ def test_kv_events_are_of_vllms_classes() -> None:
     assert read.events[-1].token_ids == list(range(16))
 
 
-def test_the_route_is_added_beside_vllms() -> None:
+def test_the_routes_are_added_beside_vllms() -> None:
     from fastapi import FastAPI
     from vllm.plugins.endpoint_plugins.interface import EndpointPlugin
 
@@ -72,4 +72,6 @@ def test_the_route_is_added_beside_vllms() -> None:
     app, plugin = FastAPI(), Endpoint()
     assert isinstance(plugin, EndpointPlugin)
     plugin.attach_router(app)
-    assert app.openapi()["paths"]["/v1/headway/explain"].keys() == {"post"}
+    paths = app.openapi()["paths"]
+    assert paths["/v1/headway/explain"].keys() == {"post"}
+    assert paths["/v1/headway/live"].keys() == {"get"}

@@ -16,6 +16,7 @@ from headway.cache.index.events import (
 from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import KeptCheckpoint, Path, PathPart
+from headway.cache.index.survey import Holdings
 from headway.cache.index.usage import Counters
 from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.table import MOST_SAMPLED, Lease
@@ -59,6 +60,7 @@ __all__ = [
     "GreedyDual",
     "GroupGeometry",
     "Hit",
+    "Holdings",
     "KeptCheckpoint",
     "LayerSpec",
     "Lease",

@@ -37,6 +37,7 @@ from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.survey import Holdings, survey
 from headway.cache.index.tree import NAMESPACE_BYTES
 from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
@@ -673,6 +674,11 @@ class PrefixCache(Guarded):
             bookkeeping_bytes=fixed + self._symbols.nbytes + index.tree.nbytes,
             bookkeeping_limit=fixed + self._symbols.limit + max(index.tree.nbytes, index.reclaim.keep.hard_bytes),
         )
+
+    @guarded
+    def holdings(self) -> Holdings:
+        """What the blocks hold, and which checkpoints there are. Changes nothing; O(everything that is kept)."""
+        return survey(self._index)
 
     # ---- copies
 

@@ -32,7 +32,7 @@ from headway.engine.scheduling.drafts import DraftPlanner, StepCosts
 from headway.engine.scheduling.queue import FairQueue
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.scheduling.step import ScheduledStep
-from headway.engine.stats import EngineCounters, EngineSnapshot, Observer
+from headway.engine.stats import Distribution, EngineCounters, EngineSnapshot, EngineSurvey, Observer, RequestView
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer
 from headway.runtime.interface import Constraint, RowAnswer, TokenLogprob
@@ -41,6 +41,7 @@ __all__ = [
     "DEFAULT_WAIT_TOKENS",
     "Constraint",
     "Delta",
+    "Distribution",
     "DraftPlanner",
     "Engine",
     "EngineBusyError",
@@ -48,6 +49,7 @@ __all__ = [
     "EngineCounters",
     "EngineSnapshot",
     "EngineStoppedError",
+    "EngineSurvey",
     "Executor",
     "FairQueue",
     "GenerationRequest",
@@ -61,6 +63,7 @@ __all__ = [
     "RequestFailedError",
     "RequestHandle",
     "RequestResult",
+    "RequestView",
     "RowAnswer",
     "RunningRequest",
     "ScheduledStep",

@@ -76,6 +76,7 @@ class Timings:
     arrived: float
     admitted: float | None = None
     first_token: float | None = None
+    last_token: float | None = None
     finished: float | None = None
 
     @property
@@ -87,6 +88,16 @@ class Timings:
     def to_first_token(self) -> float | None:
         """Seconds from arrival to the first token."""
         return None if self.first_token is None else self.first_token - self.arrived
+
+    @property
+    def prefill(self) -> float | None:
+        """Seconds from admission to the first token."""
+        return None if self.admitted is None or self.first_token is None else self.first_token - self.admitted
+
+    @property
+    def decode(self) -> float | None:
+        """Seconds from the first token to the last."""
+        return None if self.first_token is None or self.last_token is None else self.last_token - self.first_token
 
     @property
     def total(self) -> float | None:

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.cache import CacheStats
-from headway.engine.request import RequestResult, RunningRequest
+from headway.cache import CacheStats, Holdings
+from headway.engine.request import RequestResult, RunningRequest, Timings
 
-__all__ = ["EngineCounters", "EngineSnapshot", "Observer"]
+__all__ = ["Distribution", "EngineCounters", "EngineSnapshot", "EngineSurvey", "Observer", "RequestView"]
+
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+"""Bounds of times in seconds: those of vLLM, so that its dashboards draw both alike."""
+
+
+class Distribution:
+    """How values are spread. Cheaper than a metric of Prometheus, since one is added with every token of every request.
+
+    Attributes:
+        bounds: Upper bounds, ascending.
+        counts: Values up to each bound and above the one before; the last count is of those above all bounds.
+        total: Sum of the values.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        """Start with no values."""
+        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value. O(log bounds)."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 @dataclass
@@ -38,6 +65,8 @@ class EngineCounters:
         preemptions: Requests that gave way.
         refused: Requests refused at submission, by reason.
         finished: Requests that ended, by finish reason (`stop`, `length`, `abort`, `error`).
+        first_token: Seconds from arrival to the first token, of every request that got one.
+        token_gap: Seconds from one token of an answer to the next, or from one draft's tokens to the next one's.
     """
 
     requests: int = 0
@@ -60,6 +89,18 @@ class EngineCounters:
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
+    first_token: Distribution = field(default_factory=lambda: Distribution(_FIRST_TOKEN))
+    token_gap: Distribution = field(default_factory=lambda: Distribution(_TOKEN_GAP))
+
+    def count_tokens(self, timings: Timings, tokens: int, now: float) -> None:
+        """Count tokens that a step added to an answer, and their time, which `timings` keeps."""
+        self.generated_tokens += tokens
+        if timings.first_token is None or timings.last_token is None:
+            timings.first_token = now
+            self.first_token.add(now - timings.arrived)
+        else:
+            self.token_gap.add(now - timings.last_token)
+        timings.last_token = now
 
     def count_draft(self, request: RunningRequest, proposed: int, accepted: int) -> None:
         """Count a verified draft, here and for its request."""
@@ -91,6 +132,7 @@ class EngineSnapshot:
     Attributes:
         running: Requests that run.
         waiting: Requests that wait.
+        held: Of these, requests that wait for another to compute what both need.
         counters: A copy of the totals.
         cache: Memory and events of the cache.
         drafter: Name of the drafter, or None.
@@ -101,6 +143,61 @@ class EngineSnapshot:
     counters: EngineCounters
     cache: CacheStats
     drafter: str | None = None
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class RequestView:
+    """A request that runs.
+
+    Attributes:
+        number: Its place in the order of arrival, since the start.
+        prompt_tokens: Tokens of its prompt.
+        cached_tokens: Of these, tokens that were cached.
+        computed_tokens: Tokens of prompt and answer whose entries are in the cache.
+        answer_tokens: Tokens of its answer so far.
+        max_tokens: Most tokens that its answer may have.
+        seconds: Since it arrived.
+        preemptions: How often it gave way.
+    """
+
+    number: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    answer_tokens: int
+    max_tokens: int
+    seconds: float
+    preemptions: int
+
+    @classmethod
+    def of(cls, request: RunningRequest, now: float) -> RequestView:
+        """A running request at the time `now`."""
+        return cls(
+            number=request.order,
+            prompt_tokens=request.prompt_length,
+            cached_tokens=request.cached_tokens or 0,
+            computed_tokens=request.computed,
+            answer_tokens=request.known - request.prompt_length,
+            max_tokens=request.request.max_tokens,
+            seconds=now - request.timings.arrived,
+            preemptions=request.preemptions,
+        )
+
+
+@dataclass(frozen=True)
+class EngineSurvey:
+    """What runs and what the cache holds at one moment. It takes longer than a snapshot.
+
+    Attributes:
+        requests: Requests that run, in order of arrival.
+        holdings: What the blocks of the cache hold.
+        seconds: Time of the engine's thread that it took.
+    """
+
+    requests: tuple[RequestView, ...]
+    holdings: Holdings
+    seconds: float
 
 
 class Observer(Protocol):

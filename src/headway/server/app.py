@@ -21,8 +21,10 @@ from headway.engine import Engine, EngineBusyError, TextTokenizer
 from headway.errors import RequestError
 from headway.server.connections import RequestIds
 from headway.server.errors import install_error_handlers
+from headway.server.live import LiveView
 from headway.server.metrics import Metrics
 from headway.server.openapi import openapi_document
+from headway.server.prefixes import PrefixUses
 from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields, parse_body
 from headway.server.recorder import Observers
 from headway.server.service import GenerationService, ServerOptions
@@ -40,6 +42,7 @@ PATHS = {
     "GET /v1/models/NAME": "the same, by its name",
     "GET /health": "200 while requests are taken and computed, else 503",
     "GET /metrics": "counters for Prometheus",
+    "GET /v1/headway/live": "what the page at / shows in a browser, as JSON or as a stream of events",
     "DELETE /v1/pins/ID": "take back a pin, by the id that the answer told",
     "GET /openapi.json": "this API as a schema: every field that is taken and answered",
     "POST /reset_prefix_cache": "forget every prefix",
@@ -65,11 +68,16 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     service = GenerationService(engine, tokenizer, options)
     metrics = Metrics(engine, options.model_name, options.kv_events)
     recorder = options.recorder
-    engine.observer = Observers((metrics, service.answers, *(() if recorder is None else (recorder,))))
+    told = options.explain != "off"
+    prefixes = PrefixUses(tokenizer.decode if options.explain == "all" else None) if told else None
+    view = LiveView(engine, options.model_name, prefixes)
+    observers = (metrics, service.answers, recorder, prefixes)
+    engine.observer = Observers([one for one in observers if one is not None])
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with view.sampling():
+            yield
         if not await asyncio.to_thread(engine.close, _LAST_STEP_SECONDS):
             logger.error("the last step does not end: it is left behind")
         service.close()
@@ -81,8 +89,10 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)
     app.include_router(_open_routes(engine, metrics, options))
-    app.include_router(_api_routes(service), dependencies=[Depends(_key_check(options.api_keys))])
-    return RequestIds(app)  # around everything: a response to a fault of ours has an id as well
+    for routes in (_api_routes(service), view.routes()):
+        app.include_router(routes, dependencies=[Depends(_key_check(options.api_keys))])
+    counted = metrics.around(app)  # next to the application, which says what route a request took
+    return RequestIds(counted)  # around everything: a response to a fault of ours has an id as well
 
 
 def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> APIRouter:
@@ -91,8 +101,10 @@ def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> AP
     router = APIRouter()
 
     @router.get("/")
-    async def root() -> dict[str, Any]:
-        return {"server": f"headway {__version__}", "paths": PATHS}
+    async def root(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return LiveView.page()
+        return JSONResponse({"server": f"headway {__version__}", "paths": PATHS}, headers={"Vary": "Accept"})
 
     @router.get("/openapi.json")
     async def describe() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import socket
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ from rich.console import Console
 from headway.engine import EngineConfig
 from headway.errors import ConfigError, HeadwayError
 from headway.option_records import option, with_records
+from headway.progress import Pulse
 from headway.runtime.sources import resolve_source
 from headway.server.logs import LOG_FORMATS, LOG_LEVELS, set_up_logging
 from headway.server.recorder import Recorder, check_recording
-from headway.sizes import counted, parse_bytes
+from headway.sizes import counted, format_bytes, parse_bytes
 
 if TYPE_CHECKING:  # what imports torch is imported where it is used, after the cheap checks
     from headway.engine.build import BuiltEngine
@@ -190,17 +192,29 @@ def _build(model: str | None, config: EngineConfig, console: Console, *, hints: 
     """The engine; a model's path that is not there is told before torch is imported, which takes seconds."""
     resolve_source(model)
     console.print("starting ...", highlight=False)
-    from headway.engine.build import build_engine
 
-    if config.device == "cpu" and not hints:  # at faster kernels, which are for GPUs; importing transformers resets it
-        logging.getLogger("transformers").setLevel(logging.ERROR)
-
-    def progress(text: str) -> None:
-        console.print(f"{text} ...", highlight=False, markup=False)
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
         if console.quiet:
-            logger.info("%s", text)
+            logger.info("%s", line.removesuffix(" ..."))
 
-    return build_engine(model, config, progress)
+    with Pulse(say, detail=lambda: f"; this process has taken {format_bytes(_most_memory())}") as pulse:
+        from headway.engine.build import build_engine
+
+        if config.device == "cpu" and not hints:  # at faster kernels, for GPUs; importing transformers resets it
+            logging.getLogger("transformers").setLevel(logging.ERROR)
+
+        def progress(text: str) -> None:
+            say(f"{text} ...")
+            pulse.begin(text)
+
+        return build_engine(model, config, progress)
+
+
+def _most_memory() -> int:
+    """Most bytes that this process has had in memory."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _kv_event_sockets(flags: _ServerFlags, config: EngineConfig, ends: contextlib.ExitStack) -> KvEventSockets | None:
@@ -326,6 +340,7 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
         highlight=False,
         soft_wrap=True,
     )
+    console.print(f"Watch it in a browser: http://{shown}:{port}/\n", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, flags: _ServerFlags) -> None:

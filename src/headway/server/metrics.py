@@ -1,25 +1,39 @@
 """The server's metrics, for Prometheus.
 
 Totals and levels are read from one snapshot of the engine at each scrape, so that they agree with each other; only
-distributions are kept here. Names use the words of the rest of Headway.
+distributions are kept here. Names use the words of the rest of Headway; those of vLLM stand beside them
+(`headway.server.vllm_metrics`). The process is told by prometheus_client's own collector, whose names every dashboard
+knows: memory and files of this process, without those of ranks elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.engine import Engine, EngineSnapshot, RequestResult
 from headway.server.kv_publisher import KvEventPublisher
-from headway.tell.metrics import METRICS, cache_values, waterfall_values
+from headway.server.vllm_metrics import VllmMetrics
+from headway.tell.metrics import METRICS, Values, cache_values, waterfall_values
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "values_of"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+_OTHER = "other"
+"""Paths that are not there, and methods that nobody has heard of: clients must not make up labels."""
 
 
 class Metrics(Collector):
@@ -38,6 +52,11 @@ class Metrics(Collector):
         self._total = self._histogram("request_seconds", "Time from arrival to the end.", _SECONDS)
         self._step = self._histogram("step_seconds", "Time of one step.", _SECONDS)
         self._step_tokens = self._histogram("step_tokens", "Tokens computed in one step.", _TOKENS)
+        self._vllm = VllmMetrics(self._registry, model, engine)
+        labels = ("handler", "method", "status")
+        text = "Responses by route, method and status, counted when they begin."
+        self._responses = Counter("http_requests", text, labels, registry=self._registry)
+        ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -53,11 +72,28 @@ class Metrics(Collector):
         ):
             if value is not None:
                 histogram.observe(value)
+        self._vllm.request_finished(result)
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The application, with its responses counted when they begin."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_counted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    path, method = getattr(scope.get("route"), "path", _OTHER), scope["method"]
+                    method = method if method in _METHODS else _OTHER
+                    self._responses.labels(path, method, str(message["status"])).inc()
+                await send(message)
+
+            await app(scope, receive, send_counted)
+
+        return counted
 
     def step_done(self, seconds: float, tokens: int) -> None:
         """Take the time and size of a step."""
         self._step.observe(seconds)
         self._step_tokens.observe(tokens)
+        self._vllm.step_done(tokens)
 
     def forgotten(self, salt: str | None) -> None:
         """Not counted."""
@@ -70,10 +106,11 @@ class Metrics(Collector):
         """Totals and levels of this moment."""
         now = self._engine.snapshot()
         yield from _requests(now)
-        yield from _cache(now)
+        yield from _cache(values_of(now, self._engine.cache.geometry.block_bytes))
         yield from _tokens(now)
         if self._kv_events is not None:
             yield from _published(self._kv_events)
+        yield from self._vllm.collect(now)
         info = GaugeMetricFamily("headway_model_info", "The model that is served.", labels=["model"])
         info.add_metric([self._model], 1)
         yield info
@@ -121,8 +158,8 @@ def _published(events: KvEventPublisher) -> Iterator[Metric]:
     yield _counter("kv_events_untold", "Changes not told because their salt is too long.", counts.untold)
 
 
-def _cache(now: EngineSnapshot) -> Iterator[Metric]:
-    """What vLLM's users see as well."""
+def values_of(now: EngineSnapshot, block_bytes: int) -> Values:
+    """What vLLM's users see as well, as names and numbers."""
     counters = now.counters
     waterfall = waterfall_values(
         requests=counters.requests,
@@ -132,7 +169,11 @@ def _cache(now: EngineSnapshot) -> Iterator[Metric]:
         resumed_tokens=counters.resumed_tokens,
         resumed_hit_tokens=counters.resumed_hit_tokens,
     )
-    for name, values in (waterfall | cache_values(now.cache)).items():
+    return waterfall | cache_values(now.cache, block_bytes)
+
+
+def _cache(told: Values) -> Iterator[Metric]:
+    for name, values in told.items():
         metric = METRICS[name]
         make = CounterMetricFamily if metric.grows else GaugeMetricFamily
         family = make(f"headway_{name}", metric.text, labels=[metric.label] if metric.label else [])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from headway import __version__
 from headway.server import schemas
 from headway.server.fields import HINTS, UNSUPPORTED
 from headway.server.protocol import ChatRequest, CompletionRequest
+from headway.tell.live import LiveRecord
 
 __all__ = ["openapi_document"]
 
@@ -52,8 +53,10 @@ def openapi_document(*, keyed: bool, strict: bool) -> dict[str, Any]:
         "/health": {"get": _operation("Whether requests are taken and computed.", schemas.Health, ())},
         "/metrics": {"get": {"responses": {"200": _response("Counters for Prometheus.", {"text/plain": {}})}}},
         "/openapi.json": {"get": {"responses": {"200": _response("This document.", {"application/json": {}})}}},
-        "/": {"get": _operation("What there is.", schemas.Overview, ())},
+        "/v1/headway/live": {"get": _operation("What the cache does now.", LiveRecord, asked, stream=True)},
+        "/": {"get": _operation("What there is; the live page for browsers.", schemas.Overview, ())},
     }
+    paths["/"]["get"]["responses"]["200"]["content"]["text/html"] = {}
     paths["/health"]["get"]["responses"]["503"] = paths["/health"]["get"]["responses"]["200"]
     if keyed:
         for path in (path for path in paths if path.startswith(("/v1", "/reset"))):
@@ -73,7 +76,8 @@ def openapi_document(*, keyed: bool, strict: bool) -> dict[str, Any]:
 def _schemas(strict: bool) -> dict[str, Any]:
     kinds = [ChatRequest, CompletionRequest, *filter(_is_record, vars(schemas).values())]
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_OF_PLACE)
-    told: dict[str, Any] = found["$defs"]
+    live = TypeAdapter(LiveRecord).json_schema(ref_template=_OF_PLACE, mode="serialization")
+    told: dict[str, Any] = found["$defs"] | live.pop("$defs") | {"LiveRecord": live}
     for kind in (ChatRequest, CompletionRequest):
         properties = told[kind.__name__]["properties"]
         for name, (neutral, reason) in UNSUPPORTED.items():
@@ -93,7 +97,7 @@ def _is_record(found: Any) -> bool:
 
 def _operation(
     summary: str,
-    answer: type[BaseModel],
+    answer: type[BaseModel | LiveRecord],
     failures: tuple[int, ...],
     body: type[BaseModel] | None = None,
     *,
@@ -117,5 +121,5 @@ def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"description": description, "headers": named, "content": content}
 
 
-def _reference(kind: type[BaseModel]) -> dict[str, Any]:
+def _reference(kind: type[BaseModel | LiveRecord]) -> dict[str, Any]:
     return {"$ref": _OF_PLACE.format(model=kind.__name__)}

@@ -5,14 +5,14 @@ The terminal, the page, JSON and advice only render what stands here, so they ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from headway.cache import Reason
 from headway.tell.latency import Latency
 from headway.tell.reasons import MEANING, REFUSED, REMEDIES, UNSAVABLE
-from headway.tell.run import Figures, RunRecord, SharedStretch, Span
+from headway.tell.run import RunRecord, SharedStretch, Span
 
 __all__ = [
     "CheckpointFacts",
@@ -24,6 +24,7 @@ __all__ = [
     "WaterfallLine",
     "facts_of",
     "hit_rates",
+    "waterfall_lines",
     "with_facts",
 ]
 
@@ -190,7 +191,8 @@ def facts_of(run: RunRecord) -> RunFacts:
     """Derive the facts of a run. O(what the record holds)."""
     result, whole = run.result, run.result.whole
     future = result.clairvoyant
-    waterfall = _waterfall(whole, imitated=bool(run.policy.get("preset")))
+    imitated = bool(run.policy.get("preset"))
+    waterfall = waterfall_lines(whole.prompt_tokens, whole.hit_tokens, whole.lost, imitated=imitated)
     return RunFacts(
         cache=run.policy.get("preset") or "this cache",
         requests=whole.requests,
@@ -235,21 +237,31 @@ def _hit_rate(spans: Sequence[Span]) -> float:
     return sum(span.hit_tokens for span in spans) / max(1, sum(span.prompt_tokens for span in spans))
 
 
-def _waterfall(whole: Figures, *, imitated: bool) -> list[WaterfallLine]:
-    total = max(1, whole.prompt_tokens)
+def waterfall_lines(
+    prompt_tokens: int, hit_tokens: int, lost_tokens: Mapping[str, int], *, imitated: bool = False
+) -> list[WaterfallLine]:
+    """Where prompt tokens went: refused, new, lost (the largest first), reused. Lines of no tokens are left out.
+
+    Args:
+        prompt_tokens: All of them.
+        hit_tokens: Of these, tokens that were reused.
+        lost_tokens: The others, by the name of their line.
+        imitated: By a preset of another engine, which has no --placement.
+    """
+    total = max(1, prompt_tokens)
 
     def line(name: str, kind: str) -> WaterfallLine:
-        fixed = imitated and name == Reason.STATE_NEVER_TAKEN.value  # a preset has no --placement
+        fixed = imitated and name == Reason.STATE_NEVER_TAKEN.value
         remedy = "" if fixed or kind == "new" else REMEDIES.get(name, "")
-        return WaterfallLine(name, whole.lost[name], whole.lost[name] / total, kind, MEANING.get(name, ""), remedy)
+        return WaterfallLine(name, lost_tokens[name], lost_tokens[name] / total, kind, MEANING.get(name, ""), remedy)
 
-    present = [name for name in whole.lost if whole.lost[name]]
-    lost = sorted((n for n in present if n not in (REFUSED, *UNSAVABLE)), key=lambda name: -whole.lost[name])
+    present = [name for name in lost_tokens if lost_tokens[name]]
+    lost = sorted((n for n in present if n not in (REFUSED, *UNSAVABLE)), key=lambda name: -lost_tokens[name])
     return [
         *(line(name, "refused") for name in present if name == REFUSED),
         *(line(name, "new") for name in UNSAVABLE if name in present),
         *(line(name, "lost") for name in lost),
-        WaterfallLine("reused", whole.hit_tokens, whole.hit_tokens / total, "reused"),
+        WaterfallLine("reused", hit_tokens, hit_tokens / total, "reused"),
     ]
 
 

@@ -39,6 +39,7 @@ METRICS = {
     "resumed_tokens": Metric("Tokens of requests that came back after a preemption."),
     "resumed_hit_tokens": Metric("Of these, tokens that were still cached."),
     "blocks": Metric("Blocks of the pool, by state.", "state", grows=False),
+    "block_bytes": Metric("Bytes of a block on every rank.", grows=False),
     "checkpoints": Metric("Checkpoints kept.", grows=False),
     "checkpoints_taken": Metric("Checkpoints taken, by kind of placement.", "kind"),
     "checkpoints_reused": Metric("Checkpoints resumed from at least once, by kind of placement.", "kind"),
@@ -82,9 +83,10 @@ def waterfall_values(
     }
 
 
-def cache_values(cache: CacheStats) -> Values:
-    """Memory, and what happened in it."""
+def cache_values(cache: CacheStats, block_bytes: int) -> Values:
+    """Memory, and what happened in it; a block has `block_bytes` bytes."""
     events = cache.counters
+    none = dict.fromkeys(events.taken, 0)  # told from the first checkpoint of a kind on, so that rates begin there
     return {
         "blocks": {
             "free": cache.free,
@@ -92,12 +94,13 @@ def cache_values(cache: CacheStats) -> Values:
             "pinned": cache.pinned,
             "evictable": cache.evictable,
         },
+        "block_bytes": {"": block_bytes},
         "checkpoints": {"": cache.checkpoints},
         "checkpoints_taken": events.taken,
-        "checkpoints_reused": events.reused,
-        "checkpoints_evicted": events.evicted,
-        "checkpoints_evicted_unused": events.evicted_unused,
-        "resumed": events.resumed,
+        "checkpoints_reused": none | events.reused,
+        "checkpoints_evicted": none | events.evicted,
+        "checkpoints_evicted_unused": none | events.evicted_unused,
+        "resumed": none | events.resumed,
         "blocks_evicted": {"": events.blocks_evicted},
         "pins_refused": {"": events.pins_refused},
     }

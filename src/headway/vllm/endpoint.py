@@ -1,4 +1,4 @@
-"""The plug-in of vLLM's server that answers `/v1/headway/explain` (entry point `vllm.endpoint_plugins`).
+"""The plug-in of vLLM's server that answers `/v1/headway/explain`, and has the live page (`vllm.endpoint_plugins`).
 
 The path begins with /v1, since that is what vLLM guards by its `--api-key`. The body is that of a chat or a completion,
 and goes through vLLM's own handler of these, so the tokens that are looked up are those that would be computed.
@@ -11,10 +11,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse
+from prometheus_client import REGISTRY
 from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from headway.vllm.live import add_live_routes, board_of
 
 __all__ = ["Endpoint"]
 
@@ -28,8 +31,9 @@ class Endpoint:
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
-        """Add the route."""
+        """Add the routes."""
         app.add_api_route("/v1/headway/explain", _explain, methods=["POST"])
+        add_live_routes(app, board_of(REGISTRY))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Nothing to keep."""

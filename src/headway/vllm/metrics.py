@@ -20,6 +20,7 @@ import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from headway.tell.metrics import METRICS, Values, cache_values, waterfall_values
+from headway.vllm.live import board_of
 from headway.vllm.manager import KVCacheManager
 
 __all__ = ["Exporter", "Meter"]
@@ -67,7 +68,7 @@ class Meter:
             resumed_tokens=manager.resumed_tokens,
             resumed_hit_tokens=manager.resumed_hit_tokens,
         )
-        return waterfall | cache_values(manager.cache.stats())
+        return waterfall | cache_values(manager.cache.stats(), manager.groups.block_bytes)
 
 
 class Exporter:
@@ -75,7 +76,7 @@ class Exporter:
 
     def __init__(self, model: str, registry: CollectorRegistry = REGISTRY) -> None:
         """`model`: the name under which it is served."""
-        self._model, self._registry = model, registry
+        self._model, self._registry, self._board = model, registry, board_of(registry)
 
     def add(self, stages: Iterable[str], engine: int) -> None:
         """Take what `stages` hold of engine number `engine`; those of others are left alone."""
@@ -84,6 +85,11 @@ class Exporter:
                 told = msgspec.json.decode(stage.removeprefix(_STAGE), type=Numbers)
                 for name, values in told.items():
                     self._set(name, values, engine)
+                self._board.add(told, engine, self._model)
+
+    def add_queue(self, running: int, waiting: int, engine: int) -> None:
+        """Take how many requests run and wait in engine number `engine`. The live page shows it; vLLM has metrics."""
+        self._board.add_queue(running, waiting, engine)
 
     def _set(self, name: str, values: dict[str, int], engine: int) -> None:
         metric = _metrics(self._registry)[name]

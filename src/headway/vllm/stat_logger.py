@@ -1,4 +1,7 @@
-"""The plug-in of vLLM's front-end that shows the cache's metrics (entry point `vllm.stat_logger_plugins`)."""
+"""The plug-in of vLLM's front-end that tells its metrics and the live page what the cache does.
+
+Its entry point is `vllm.stat_logger_plugins`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ class StatLogger(AggregateStatLoggerBase):
         """The statistics of a step of an engine have arrived."""
         if scheduler_stats is not None:
             self._exporter.add(scheduler_stats.num_kv_fetch_reqs_by_stage, engine_idx)
+            waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self._exporter.add_queue(scheduler_stats.num_running_reqs, waiting, engine_idx)
 
     def log_engine_initialized(self) -> None:
         """Nothing to log: the scheduler has done so."""

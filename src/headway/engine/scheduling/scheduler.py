@@ -99,6 +99,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def held(self) -> int:
+        """Of these, requests behind a leader."""
+        return len(self._waiting) - len(self._queue)
+
+    @property
     def drafter(self) -> str | None:
         """Name of the drafter, or None."""
         return None if self._planner is None else self._planner.name
@@ -511,15 +516,13 @@ class Scheduler:
     def _take_tokens(self, request: RunningRequest, answer: RowAnswer) -> int:
         """Append what a row answered, up to its end. Returns how many tokens that is."""
         delta = request.accept(answer)
-        told = len(delta.tokens)
-        self.counters.generated_tokens += told
+        told, now = len(delta.tokens), self._clock()
+        self.counters.count_tokens(request.timings, told, now)
         if answer.proposed and self._planner is not None:
             self.counters.count_draft(request, answer.proposed, min(answer.accepted, told))
             self._planner.learn(request, answer.proposed, answer.accepted, answer.confidence)
-        if request.timings.first_token is None:
-            request.timings.first_token = self._clock()
         if request.finish_reason is not None:
-            request.timings.finished = self._clock()
+            request.timings.finished = now
             delta = replace(delta, result=request.result())
         self._news.append(Update(request, delta))
         return told

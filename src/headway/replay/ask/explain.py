@@ -25,8 +25,8 @@ from headway.formats import Trace
 from headway.formats.chat import chat_messages, chat_tokenizer
 from headway.formats.read import read_line
 from headway.option_records import with_records
+from headway.progress import counting
 from headway.replay.ask import options as opt
-from headway.replay.ask.progress import replaying
 from headway.replay.ask.setting import Setting
 from headway.replay.config import ReplayConfig
 from headway.replay.replay import replay_trace
@@ -79,8 +79,8 @@ def explain(
     if request is None:
         request = _telling_request(requests, config)
     text = _text_of(source, requests, request)
-    with replaying(max(1, request)) as progress:
-        story = story_of(requests, config, request, progress, text)
+    with counting("replaying", max(1, request), "requests") as tell:
+        story = story_of(requests, config, request, lambda done, _: tell(done), text)
     if as_json:
         typer.echo(json.dumps(asdict(story), indent=2))
         return
@@ -91,8 +91,8 @@ def explain(
 
 def _telling_request(requests: Trace, config: ReplayConfig) -> int:
     """A request with something to say: the last one to pass the stretch of shared prefixes that loses most."""
-    with replaying(len(requests)) as progress:
-        worst = replay_trace(requests, config, progress=progress).prefixes.worst
+    with counting("replaying", len(requests), "requests") as tell:
+        worst = replay_trace(requests, config, progress=lambda done, _: tell(done)).prefixes.worst
     return worst[0].last_request if worst else 0
 
 

@@ -16,6 +16,7 @@ from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.engine import DEFAULT_WAIT_TOKENS
 from headway.errors import ConfigError, TraceError
 from headway.formats import FORMATS, Trace, read_trace
+from headway.progress import lasting
 from headway.replay.ask.catalogue import KV_DTYPES, STATE_DTYPES, catalogue
 from headway.replay.ask.model_files import is_model_files
 from headway.replay.config import PRESETS
@@ -113,13 +114,14 @@ class TraceChoice:
         if self.trace is None:
             requests = self.limit or _EXAMPLE_REQUESTS
             return generate(self.workload, requests, seed=self.seed, block_tokens=self.block_tokens or 64)
-        return read_trace(
-            self.trace,
-            format=self.format,
-            block_tokens=self.block_tokens,
-            tokenizer=self.tokenizer,
-            limit=self.limit,
-        )
+        with lasting(f"reading {self.trace}"):
+            return read_trace(
+                self.trace,
+                format=self.format,
+                block_tokens=self.block_tokens,
+                tokenizer=self.tokenizer,
+                limit=self.limit,
+            )
 
     def _refuse_idle(self) -> None:
         """Refuse what says how to generate a trace beside a trace, and how to read one where there is none."""

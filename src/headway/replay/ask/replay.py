@@ -9,8 +9,8 @@ from rich.console import Console
 
 from headway.errors import ConfigError
 from headway.option_records import with_records
+from headway.progress import counting
 from headway.replay.ask import options as opt
-from headway.replay.ask.progress import replaying
 from headway.replay.ask.record import record_of
 from headway.replay.ask.setting import Setting
 from headway.replay.replay import replay_trace
@@ -67,8 +67,8 @@ def replay(
     )
     config, sized = setting.configure()
     requests = source.load().cut_answers(max_answer)
-    with replaying(len(requests)) as progress:
-        result = replay_trace(requests, config, clairvoyant=True, progress=progress)
+    with counting("replaying", len(requests), "requests") as tell:
+        result = replay_trace(requests, config, clairvoyant=True, progress=lambda done, _: tell(done))
     if config.memory is not None and result.refused == len(requests):
         raise ConfigError(
             f"none of the {len(requests):,} requests fits into {format_bytes(config.memory, 1000)}, the memory of one "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from rich.console import Console
 
 from headway.cache import DEFAULT_PLACEMENT
 from headway.option_records import with_records
+from headway.progress import counting
 from headway.replay.ask import options as opt
 from headway.replay.ask.folder import SweepFolder
 from headway.replay.ask.grid import Point, numbers, points_of, words
-from headway.replay.ask.progress import finishing
 from headway.replay.ask.setting import Setting
 from headway.replay.ask.workers import Workload, run_points
 from headway.sizes import counted
@@ -146,11 +147,13 @@ def finish_points(
     folder.made += len(missing)
     if len(missing) < len(points):
         console.print(f"{len(points) - len(missing)} of {len(points)} runs are in {folder.path} already")
-    with finishing(len(missing), console) as advance:
+    with counting("runs", len(missing), console=console) as tell:
+        tell(0)
+        ended = itertools.count(1)
 
         def done(point: Point, run: dict[str, Any]) -> None:
             folder.add(point.key, run)
-            advance()
+            tell(next(ended))
 
         try:
             run_points(work, missing, done, jobs=jobs, ray=ray)
