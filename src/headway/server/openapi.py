@@ -9,11 +9,20 @@ from pydantic.json_schema import models_json_schema
 
 from headway import __version__
 from headway.server import schemas
-from headway.server.fields import HINTS, UNSUPPORTED
-from headway.server.protocol import ChatRequest, CompletionRequest
+from headway.server.dialects import schemas as dialects
+from headway.server.dialects.messages import CountTokensRequest, MessagesRequest
+from headway.server.dialects.responses import ResponsesRequest
+from headway.server.protocol import ChatRequest, CommonFields, CompletionRequest
 
 __all__ = ["openapi_document"]
 
+_BODIES: tuple[type[CommonFields], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
+)
 _OF_PLACE = "#/components/schemas/{model}"
 _WHY = {
     400: "The request cannot be served as it stands.",
@@ -28,8 +37,11 @@ _WHY = {
 _STREAM = {
     "schema": {
         "type": "object",
-        "description": "A server-sent event: `data` is a chunk or an error as JSON, and `[DONE]` in the last one.",
-        "properties": {"data": {"type": "string"}},
+        "description": (
+            "A server-sent event: `data` is JSON, a chunk or an error, and for chat and plain completions `[DONE]` in "
+            "the last one. Where the JSON has a `type`, `event` is the same."
+        ),
+        "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
         "required": ["data"],
     }
 }
@@ -44,6 +56,15 @@ def openapi_document(*, keyed: bool, strict: bool) -> dict[str, Any]:
         },
         "/v1/completions": {
             "post": _operation("Continue a text.", schemas.Completion, api, CompletionRequest, stream=True)
+        },
+        "/v1/responses": {
+            "post": _operation("Answer a conversation.", dialects.ResponseObject, api, ResponsesRequest, stream=True)
+        },
+        "/v1/messages": {
+            "post": _operation("Answer a conversation.", dialects.MessageOfBlocks, api, MessagesRequest, stream=True)
+        },
+        "/v1/messages/count_tokens": {
+            "post": _operation("Count the tokens of a conversation.", dialects.TokenCount, api, CountTokensRequest)
         },
         "/v1/models": {"get": _operation("The model that is served.", schemas.ModelList, asked)},
         "/v1/models/{name}": {"get": _operation("The same, by its name.", schemas.ModelCard, asked, name="name")},
@@ -71,14 +92,15 @@ def openapi_document(*, keyed: bool, strict: bool) -> dict[str, Any]:
 
 
 def _schemas(strict: bool) -> dict[str, Any]:
-    kinds = [ChatRequest, CompletionRequest, *filter(_is_record, vars(schemas).values())]
+    answers = (kind for module in (schemas, dialects) for kind in vars(module).values() if _is_record(kind, module))
+    kinds = [*_BODIES, *answers]
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_OF_PLACE)
     told: dict[str, Any] = found["$defs"]
-    for kind in (ChatRequest, CompletionRequest):
+    for kind in _BODIES:
         properties = told[kind.__name__]["properties"]
-        for name, (neutral, reason) in UNSUPPORTED.items():
+        for name, (neutral, reason) in kind.UNSUPPORTED.items():
             properties[name] = {"enum": list(neutral), "description": f"Not supported: {reason}."}
-        for name, instead in HINTS.items():
+        for name, instead in kind.HINTS.items():
             properties[name] = {"description": f"Ignored: {instead}."}
     for schema in told.values():
         if schema.get("additionalProperties") is True:
@@ -87,8 +109,8 @@ def _schemas(strict: bool) -> dict[str, Any]:
     return told
 
 
-def _is_record(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, BaseModel) and found.__name__ in schemas.__all__
+def _is_record(found: Any, module: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseModel) and found.__name__ in module.__all__
 
 
 def _operation(
@@ -102,7 +124,8 @@ def _operation(
 ) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
     responses = {"200": _response(summary, content | ({"text/event-stream": _STREAM} if stream else {}))}
-    error = {"application/json": {"schema": _reference(schemas.ErrorBody)}}
+    failure = dialects.MessagesErrorBody if body in (MessagesRequest, CountTokensRequest) else schemas.ErrorBody
+    error = {"application/json": {"schema": _reference(failure)}}
     responses |= {str(status): _response(_WHY.get(status, "Another method."), error) for status in failures}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if name is not None:

@@ -161,6 +161,7 @@ class Scheduler:
                 kept[i], told[i] = self._take_row(request, int(step.starts[i]), len(scheduled.work.tokens[i]), answer)
                 sampled[i, : told[i]] = answer.tokens[: told[i]]
         self.cache.commit(step, kept, sampled, told)
+        self._tell_kept()
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
         for request, fault in failed:
             self._fail_row(request, fault)
@@ -523,6 +524,22 @@ class Scheduler:
             delta = replace(delta, result=request.result())
         self._news.append(Update(request, delta))
         return told
+
+    def _tell_kept(self) -> None:
+        """Add to first deltas how much of the prompt is kept, where that was asked for."""
+        for i, update in enumerate(self._news):
+            request, delta = update.request, update.delta
+            if delta is None or not delta.tokens or not request.request.tell_kept:
+                continue
+            if request.known - len(delta.tokens) != request.prompt_length:
+                continue
+            assert request.lease is not None
+            prompt = Prompt(request.request.tokens, namespace=request.lease.prompt.namespace)
+            cached = request.cached_tokens or 0
+            request.kept_tokens = kept = max(self.cache.lookup(prompt).tokens, cached)
+            result = delta.result and replace(delta.result, kept_tokens=kept)
+            told = replace(delta, result=result, prompt=(request.prompt_length, cached, kept))
+            self._news[i] = replace(update, delta=told)
 
     def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)

@@ -44,10 +44,6 @@ class Call:
     name: str
     arguments: str
 
-    def written(self) -> dict[str, Any]:
-        """As OpenAI's API writes it."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
-
 
 @dataclass
 class Piece:
