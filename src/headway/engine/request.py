@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -393,3 +393,18 @@ class Update:
     request: RunningRequest
     delta: Delta | None = None
     error: HeadwayError | None = None
+
+    @property
+    def asks_what_is_kept(self) -> bool:
+        """Whether it brings the first tokens of an answer that is to say how much of its prompt is kept."""
+        request, tokens = self.request, () if self.delta is None else self.delta.tokens
+        return request.request.tell_kept and bool(tokens) and request.known - len(tokens) == request.prompt_length
+
+    def telling(self, kept: int) -> Update:
+        """The same, saying that so many tokens of the prompt are kept."""
+        assert self.delta is not None
+        request, cached = self.request, self.request.cached_tokens or 0
+        request.kept_tokens = max(kept, cached)
+        result = self.delta.result and replace(self.delta.result, kept_tokens=request.kept_tokens)
+        told = (request.prompt_length, cached, request.kept_tokens)
+        return replace(self, delta=replace(self.delta, result=result, prompt=told))

@@ -528,18 +528,10 @@ class Scheduler:
     def _tell_kept(self) -> None:
         """Add to first deltas how much of the prompt is kept, where that was asked for."""
         for i, update in enumerate(self._news):
-            request, delta = update.request, update.delta
-            if delta is None or not delta.tokens or not request.request.tell_kept:
-                continue
-            if request.known - len(delta.tokens) != request.prompt_length:
-                continue
-            assert request.lease is not None
-            prompt = Prompt(request.request.tokens, namespace=request.lease.prompt.namespace)
-            cached = request.cached_tokens or 0
-            request.kept_tokens = kept = max(self.cache.lookup(prompt).tokens, cached)
-            result = delta.result and replace(delta.result, kept_tokens=kept)
-            told = replace(delta, result=result, prompt=(request.prompt_length, cached, kept))
-            self._news[i] = replace(update, delta=told)
+            if update.asks_what_is_kept and update.request.lease is not None:
+                namespace = update.request.lease.prompt.namespace
+                prompt = Prompt(update.request.request.tokens, namespace=namespace)
+                self._news[i] = update.telling(self.cache.lookup(prompt).tokens)
 
     def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)
