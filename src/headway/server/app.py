@@ -12,13 +12,14 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.engine import Engine, EngineBusyError, TextTokenizer
 from headway.errors import RequestError
 from headway.server.bodies import read_body
-from headway.server.connections import RequestIds
+from headway.server.connections import HeadAsGet, RequestIds
 from headway.server.dialects.routes import dialect_routes
 from headway.server.errors import install_error_handlers
 from headway.server.metrics import Metrics
@@ -37,9 +38,13 @@ PATHS = {
     "POST /v1/responses": "answer a conversation, in the form of OpenAI's Responses API",
     "POST /v1/messages": "answer a conversation, in the form of Anthropic's Messages API",
     "POST /v1/messages/count_tokens": "how many tokens such a conversation has",
+    "POST /tokenize": "the tokens of a text or a conversation",
+    "POST /detokenize": "the text of tokens",
     "GET /v1/models": "the model that is served",
     "GET /v1/models/NAME": "the same, by its name",
     "GET /health": "200 while requests are taken and computed, else 503",
+    "GET /ping": "the same",
+    "GET /version": "the version of the server",
     "GET /metrics": "counters for Prometheus",
     "DELETE /v1/pins/ID": "take back a pin, by the id that the answer told",
     "GET /openapi.json": "this API as a schema: every field that is taken and answered",
@@ -81,7 +86,12 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     keyed = [Depends(_key_check(options.api_keys))]
     app.include_router(_api_routes(service), dependencies=keyed)
     app.include_router(dialect_routes(service), dependencies=keyed)
-    return RequestIds(app)  # around everything: a response to a fault of ours has an id as well
+    wrapped: ASGIApp = HeadAsGet(app)
+    if options.cors_origins:
+        wrapped = CORSMiddleware(
+            wrapped, options.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
+        )
+    return RequestIds(wrapped)  # around everything: a response to a fault of ours has an id as well
 
 
 def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> APIRouter:
@@ -103,6 +113,14 @@ def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> AP
         if reason is None:
             return JSONResponse({"status": "ok", "not_finite": engine.not_finite})
         return JSONResponse({"status": "unavailable", "reason": reason, "not_finite": engine.not_finite}, 503)
+
+    @router.get("/ping")
+    async def ping() -> JSONResponse:
+        return await health()
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @router.get("/metrics")
     def show_metrics() -> Response:
@@ -138,10 +156,7 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        if name != options.model_name:
-            raise RequestError(
-                f"the model {name!r} is not served here; {options.model_name!r} is", "model", "model_not_found"
-            )
+        service.require_model(name)
         return model
 
     @router.delete("/v1/pins/{name}")

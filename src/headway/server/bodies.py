@@ -10,12 +10,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from headway.errors import RequestError
-from headway.server.protocol import CommonFields, parse_body
+from headway.server.protocol import Body, parse_body
 from headway.server.service import GenerationService, ServerOptions
 
 __all__ = ["read_body"]
 
-BodyT = TypeVar("BodyT", bound=CommonFields)
+BodyT = TypeVar("BodyT", bound=Body)
 
 _MAX_BRACKETS = 250_000
 """Brackets in a body. Reading a hundred thousand lists takes as long as reading many megabytes of text."""

@@ -14,7 +14,7 @@ from headway.errors import HeadwayError
 from headway.server.chat.reading import AnswerForm, Call, ReadAnswer
 from headway.server.errors import error_body
 
-__all__ = ["ChatFormat", "Choice", "CompletionFormat", "Event", "Format", "results", "usage"]
+__all__ = ["ChatFormat", "Choice", "CompletionFormat", "Event", "Format", "results", "token_text", "usage"]
 
 Event = dict[str, Any] | str
 """The data of an event of a stream. One with a `type` is named by it."""
@@ -205,7 +205,7 @@ class ChatFormat:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         piece = self.tokenizer.piece(token)
-        return {"token": _written(piece), "bytes": list(piece), "logprob": max(_LOWEST_LOGPROB, logprob)}
+        return {"token": token_text(piece), "bytes": list(piece), "logprob": max(_LOWEST_LOGPROB, logprob)}
 
 
 @dataclass
@@ -306,7 +306,7 @@ class CompletionFormat:
         return {name: [row[i] for row in rows] for i, name in enumerate(names)} | {"text_offset": offsets}
 
     def _text(self, token: int) -> str:
-        return _written(self.tokenizer.piece(token))
+        return token_text(self.tokenizer.piece(token))
 
 
 def _called(call: Call) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def _closing(last: list[Event], extra: dict[str, Any] | None, end: dict[str, Any
     yield "[DONE]"
 
 
-def _written(piece: bytes) -> str:
+def token_text(piece: bytes) -> str:
     r"""A token as text; one that is no whole character as `bytes:\xe6\xbc`, so that no two look alike."""
     try:
         return piece.decode()

@@ -12,16 +12,19 @@ from headway.server import schemas
 from headway.server.dialects import schemas as dialects
 from headway.server.dialects.messages import CountTokensRequest, MessagesRequest
 from headway.server.dialects.responses import ResponsesRequest
-from headway.server.protocol import ChatRequest, CommonFields, CompletionRequest
+from headway.server.dialects.tokens import DetokenizeRequest, TokenizeRequest
+from headway.server.protocol import Body, ChatRequest, CompletionRequest
 
 __all__ = ["openapi_document"]
 
-_BODIES: tuple[type[CommonFields], ...] = (
+_BODIES: tuple[type[Body], ...] = (
     ChatRequest,
     CompletionRequest,
     ResponsesRequest,
     MessagesRequest,
     CountTokensRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
 )
 _OF_PLACE = "#/components/schemas/{model}"
 _WHY = {
@@ -66,27 +69,38 @@ def openapi_document(*, keyed: bool, strict: bool) -> dict[str, Any]:
         "/v1/messages/count_tokens": {
             "post": _operation("Count the tokens of a conversation.", dialects.TokenCount, api, CountTokensRequest)
         },
+        "/tokenize": {"post": _operation("Tokens of a text.", dialects.Tokenized, api, TokenizeRequest)},
+        "/detokenize": {"post": _operation("Text of tokens.", dialects.Detokenized, api, DetokenizeRequest)},
         "/v1/models": {"get": _operation("The model that is served.", schemas.ModelList, asked)},
         "/v1/models/{name}": {"get": _operation("The same, by its name.", schemas.ModelCard, asked, name="name")},
         "/v1/pins/{id}": {"delete": _operation("Take back a pin.", schemas.PinDeleted, asked, name="id")},
         "/reset_prefix_cache": {"post": _operation("Forget every prefix.", schemas.ResetDone, asked)},
         "/health": {"get": _operation("Whether requests are taken and computed.", schemas.Health, ())},
+        "/ping": {"get": _operation("The same.", schemas.Health, ())},
+        "/version": {"get": _operation("The version of the server.", dialects.Version, ())},
         "/metrics": {"get": {"responses": {"200": _response("Counters for Prometheus.", {"text/plain": {}})}}},
         "/openapi.json": {"get": {"responses": {"200": _response("This document.", {"application/json": {}})}}},
         "/": {"get": _operation("What there is.", schemas.Overview, ())},
     }
-    paths["/health"]["get"]["responses"]["503"] = paths["/health"]["get"]["responses"]["200"]
+    for path in ("/health", "/ping"):
+        paths[path]["get"]["responses"]["503"] = paths[path]["get"]["responses"]["200"]
+    for item in paths.values():
+        if "get" in item:
+            item["head"] = _without_bodies(item["get"])
     if keyed:
-        for path in (path for path in paths if path.startswith(("/v1", "/reset"))):
+        for path in (path for path in paths if path.startswith(("/v1", "/reset", "/tokenize", "/detokenize"))):
             for operation in paths[path].values():
-                operation["security"] = [{"key": []}]
+                operation["security"] = [{"key": []}, {"x-api-key": []}]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headway", "version": __version__},
         "paths": paths,
         "components": {
             "schemas": _schemas(strict),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -133,6 +147,14 @@ def _operation(
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(body)}}}
     return operation
+
+
+def _without_bodies(operation: dict[str, Any]) -> dict[str, Any]:
+    """The same for HEAD."""
+    told = {
+        status: {name: one[name] for name in one if name != "content"} for status, one in operation["responses"].items()
+    }
+    return operation | {"responses": told}
 
 
 def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:

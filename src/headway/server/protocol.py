@@ -17,6 +17,7 @@ from headway.server.records import Record, unknown_field
 __all__ = [
     "MAX_STOPS",
     "MAX_TOOLS",
+    "Body",
     "ChatRequest",
     "CommonFields",
     "CompletionRequest",
@@ -27,6 +28,7 @@ __all__ = [
     "ShortText",
     "StreamOptions",
     "StructuredOutputs",
+    "check_messages",
     "check_parts",
     "parse_body",
 ]
@@ -103,8 +105,8 @@ def _few_biases(given: Any) -> Any:
     return given
 
 
-class CommonFields(Record):
-    """Fields that every endpoint takes in the same words.
+class Body(Record):
+    """A body.
 
     Attributes:
         UNSUPPORTED: Fields of its API that are refused.
@@ -114,6 +116,23 @@ class CommonFields(Record):
     HINTS: ClassVar[Mapping[str, str]] = {}
 
     model: str | None = None
+
+    @classmethod
+    def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
+        """Refuse by a look at a body what is better told so than by what validation finds.
+
+        Args:
+            body: The body.
+            longest: Most tokens of prompt and answer together.
+
+        Raises:
+            RequestError: The message names the field and what to send instead.
+        """
+
+
+class CommonFields(Body):
+    """Fields that every endpoint with an answer takes in the same words."""
+
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -136,18 +155,6 @@ class CommonFields(Record):
     user: ShortText | None = None
     cache_salt: ShortText | None = None
     headway: HeadwayOptions = HeadwayOptions()
-
-    @classmethod
-    def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
-        """Refuse by a look at a body what is better told so than by what validation finds.
-
-        Args:
-            body: The body.
-            longest: Most tokens of prompt and answer together.
-
-        Raises:
-            RequestError: The message names the field and what to send instead.
-        """
 
 
 class GenerationFields(CommonFields):
@@ -204,7 +211,7 @@ class ChatRequest(GenerationFields):
     @classmethod
     def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
         """Refuse what this server cannot take in messages."""
-        _check_messages(body.get("messages"))
+        check_messages(body.get("messages"))
 
 
 def _kind_of_prompt(given: Any) -> str:
@@ -239,7 +246,7 @@ class CompletionRequest(GenerationFields):
         _refuse_long_tokens(body.get("prompt"), longest)
 
 
-RequestT = TypeVar("RequestT", bound=CommonFields)
+RequestT = TypeVar("RequestT", bound=Body)
 
 
 def parse_body(kind: type[RequestT], body: Any, longest: int | None = None, *, strict: bool = False) -> RequestT:
@@ -317,7 +324,12 @@ def check_parts(lists: Iterable[tuple[str, Any]], named: str) -> None:
                 raise RequestError(told, f"{where}[{i}]", "unsupported_content")
 
 
-def _check_messages(messages: Any) -> None:
+def check_messages(messages: Any) -> None:
+    """Refuse what this server cannot take in messages of a chat.
+
+    Raises:
+        RequestError: The message names the place.
+    """
     given = messages if isinstance(messages, list) else []
     said = [(f"messages[{i}]", one) for i, one in enumerate(given) if isinstance(one, dict)]
     check_parts(((f"{where}.content", one.get("content")) for where, one in said), "messages")

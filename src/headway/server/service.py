@@ -65,6 +65,7 @@ class ServerOptions:
         restore_answers: Prompts that send an answer back as text get the ids that it was given in.
         client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
         strict: Fields that are not known are refused, not ignored.
+        cors_origins: Origins of web pages that may call from a browser; `*` for all.
     """
 
     model_name: str
@@ -76,6 +77,7 @@ class ServerOptions:
     restore_answers: bool = True
     client_timeout: float = 60.0
     strict: bool = False
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,22 +189,59 @@ class GenerationService:
             RequestError: See `prepare_chat`; or the client went away.
         """
         body = self._admit(body, http)
-        longest, size = self.engine.max_model_len, sum(len(part) for m in body.messages for part in m.parts())
-        work = partial(prepare_chat, body, self.tokenizer, longest, self.answers)
-        return body, await self._tokenize(work, size, body, http)
+        work = partial(prepare_chat, body, self.tokenizer, self.engine.max_model_len, self.answers)
+        return body, await self._tokenize(work, _size(body), body, http)
+
+    async def tokens(self, body: ChatRequest | CompletionRequest, http: Request) -> list[int]:
+        """The tokens of a request with one prompt, as the tokenizer has them.
+
+        Raises:
+            RequestError: See `prepare_chat`.
+        """
+        self._admit(body, http)
+        longest = self.engine.max_model_len
+
+        def work() -> list[int]:
+            if isinstance(body, ChatRequest):
+                prompt = prepare_chat(body, self.tokenizer, longest)
+            else:
+                prompt = prepare_completions(body, self.tokenizer, longest)[0]
+            found: list[int] = prompt.tokens.tolist()
+            return found
+
+        return await self._tokenize(work, _size(body), body, http)
+
+    async def text(self, tokens: list[int], http: Request) -> str:
+        """The text of tokens, special ones included.
+
+        Raises:
+            RequestError: One of them is no token.
+        """
+        size = self.engine.model.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(f"{wrong} is none of the {size} tokens", "tokens", "invalid_token")
+        return await self._tokenize(lambda: self.tokenizer.decode(tokens, special=True), len(tokens), None, http)
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Answer `POST /v1/completions`."""
         body = self._admit(body, http)
-        longest, given = self.engine.max_model_len, body.prompt
-        size = len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
-        prompts = await self._tokenize(
-            lambda: prepare_completions(body, self.tokenizer, longest, self.answers), size, body, http
-        )
+        work = partial(prepare_completions, body, self.tokenizer, self.engine.max_model_len, self.answers)
+        prompts = await self._tokenize(work, _size(body), body, http)
         echoes = [(prompt.tokens.tolist(), prompt.text) for prompt in prompts] if body.echo else []
         name, scored = self.options.model_name, body.logprobs is not None
         form = CompletionFormat(name, self.tokenizer, scored, echoes, body.n or 1, _usage_last(body))
         return await self._answer(body, prompts, form, http, constraint_of(body), ignored_fields(body))
+
+    def require_model(self, name: str | None) -> None:
+        """Refuse a request for another model.
+
+        Raises:
+            RequestError: `name` is not that of the one that is served.
+        """
+        if name is not None and name != self.options.model_name:
+            told = f"the model {name!r} is not served here; {self.options.model_name!r} is"
+            raise RequestError(told, "model", "model_not_found")
 
     def _log_ignored(self, names: Sequence[str]) -> None:
         """One line for each field, when it comes for the first time."""
@@ -213,12 +252,7 @@ class GenerationService:
 
     def _admit(self, body: BodyT, http: Request) -> BodyT:
         """Check what the options of the server have a say in; a key's own salt becomes part of the request's."""
-        if body.model is not None and body.model != self.options.model_name:
-            raise RequestError(
-                f"the model {body.model!r} is not served here; {self.options.model_name!r} is",
-                "model",
-                "model_not_found",
-            )
+        self.require_model(body.model)
         if isinstance(body, GenerationFields) and body.stream_options is not None and not body.stream:
             raise RequestError("stream_options needs stream: true", "stream_options", "invalid_value")
         if body.headway.explain and self.options.explain == "off":
@@ -269,13 +303,14 @@ class GenerationService:
         work = partial(headway_report, prompt, answers[0], text, told_in_full=in_full, everything=everything)
         return await self._tokenizing.run(work, len(prompt.text), body.user or body.cache_salt or "") | told
 
-    async def _tokenize(self, work: Callable[[], T], size: int, body: CommonFields, http: Request) -> T:
+    async def _tokenize(self, work: Callable[[], T], size: int, body: CommonFields | None, http: Request) -> T:
         """Run `work`, which tokenises `size` characters.
 
         Raises:
             RequestError: What `work` raises, or the client went away meanwhile.
         """
-        client = body.user or body.cache_salt or (http.client.host if http.client else "")
+        named = "" if body is None else body.user or body.cache_salt
+        client = named or (http.client.host if http.client else "")
         working = asyncio.ensure_future(self._tokenizing.run(work, size, client))
         if not await _unless_gone(working, http.receive):
             raise RequestError("the client went away while its request was tokenised")
@@ -432,6 +467,14 @@ async def _unless_gone(work: Awaitable[object], receive: Receive) -> bool:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _size(body: ChatRequest | CompletionRequest) -> int:
+    """Characters of its prompts."""
+    if isinstance(body, ChatRequest):
+        return sum(len(part) for message in body.messages for part in message.parts())
+    given = body.prompt
+    return len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
 
 
 def _usage_last(body: GenerationFields) -> bool:

@@ -19,6 +19,7 @@ from headway.server.dialects.messages import (
 )
 from headway.server.dialects.response_items import ItemsFormat
 from headway.server.dialects.responses import ResponsesRequest, chat_of_response
+from headway.server.dialects.tokens import DetokenizeRequest, TokenizeRequest, request_of, tokenized
 from headway.server.fields import named_as
 from headway.server.formats import Format
 from headway.server.records import ignored_fields
@@ -61,5 +62,17 @@ def dialect_routes(service: GenerationService) -> APIRouter:
         with named_as(messages.NAMES):
             _, prompt = await service.prepare(chat_of_messages(body), request)
         return {"input_tokens": len(prompt.tokens)}
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        body = await read_body(TokenizeRequest, request, service)
+        tokens = await service.tokens(request_of(body), request)
+        return tokenized(tokens, body, tokenizer, service.engine.max_model_len)
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, Any]:
+        body = await read_body(DetokenizeRequest, request, service)
+        service.require_model(body.model)
+        return {"prompt": await service.text(body.tokens, request)}
 
     return router

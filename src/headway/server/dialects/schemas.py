@@ -8,6 +8,7 @@ from headway.server.schemas import Answer, Sparse
 
 __all__ = [
     "CallItem",
+    "Detokenized",
     "InputTokensDetails",
     "MessageOfBlocks",
     "MessagesErrorBody",
@@ -24,7 +25,9 @@ __all__ = [
     "ThinkingTokensDetails",
     "ThoughtItem",
     "TokenCount",
+    "Tokenized",
     "ToolUseOfBlock",
+    "Version",
 ]
 
 _Status = Literal["completed", "incomplete"]
@@ -207,3 +210,24 @@ class MessagesErrorBody(Answer):
     type: Literal["error"]
     error: MessagesFailure
     request_id: str
+
+
+class Tokenized(Answer):
+    """The tokens of a text, and how many a request may have."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Answer):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class Version(Answer):
+    """Which server this is."""
+
+    version: str
