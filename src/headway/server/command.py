@@ -167,7 +167,7 @@ def serve(
     model: _ModelSource = None,
     max_body: _BodyLimit = "16MiB",
 ) -> None:
-    """Serve a model over the OpenAI API, reusing all that it has computed.
+    """Serve a model over the APIs of OpenAI and Anthropic, reusing all that it has computed.
 
     Without a MODEL, the small one that comes with Headway is served: nothing is downloaded. The first lines say how
     much the cache holds, from how many tokens on a prefix is reused, and how to call the server. Ctrl-C or SIGTERM
