@@ -154,13 +154,14 @@ class ChatFormat:
     def chunks(self, index: int, delta: Delta) -> Iterator[Event]:
         """The chunk that adds `delta` to answer `index`."""
         answer = self._answers.setdefault(index, ReadAnswer(self.form))
-        first = len(answer.calls)
+        begun = answer.calls
         piece = answer.read(delta.text, ended=delta.result is not None)
         if not (piece or delta.result or (self.with_logprobs and delta.logprobs)):
             return
         added: dict[str, Any] = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
         added |= {"content": piece.content} if piece.content or not (piece or delta.result) else {}
         if piece.calls:
+            first = begun - (not piece.calls[0].name)
             added["tool_calls"] = [{"index": i} | _called(call) for i, call in enumerate(piece.calls, first)]
         choice = {
             "index": index,
@@ -310,6 +311,9 @@ class CompletionFormat:
 
 
 def _called(call: Call) -> dict[str, Any]:
+    """A call, or more of its arguments."""
+    if not call.name:
+        return {"function": {"arguments": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
