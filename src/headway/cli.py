@@ -45,7 +45,8 @@ class LazyCommand:
 
 COMMANDS: dict[str, LazyCommand] = {
     "serve": LazyCommand(
-        "headway.server.command:serve", "Serve a model over the OpenAI API, reusing all that it has computed."
+        "headway.server.command:serve",
+        "Serve a model over the APIs of OpenAI and Anthropic, reusing all that it has computed.",
     ),
     "check": LazyCommand(
         "headway.conformance.command:check", "Run scenarios that say what the cache must answer, and compare."

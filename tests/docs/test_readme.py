@@ -24,12 +24,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 SPAN = re.compile(r"`((?:make|headway|pip|python3?|curl|\. \.venv)[ /][^`]+)`")
 LIBRARIAN = "curl -s http://127.0.0.1:8000/v1/chat/completions"
+MESSAGES = "curl -s http://127.0.0.1:8000/v1/messages"
 
 RUN = {
     "make serve",
     'make serve ARGS="--tp 2 --dcp 2 --draft dspark"',
     'make test ARGS="tests/conformance -x"',
     LIBRARIAN,
+    MESSAGES,
     "headway check tests/conformance",
     "headway replay",
     "headway --help",
@@ -73,7 +75,7 @@ def commands() -> Iterator[str]:
         yield from (line[2:] for line in text.splitlines() if line.startswith("$ "))
     for text in fences("bash"):
         whole = text.startswith("curl")
-        yield from [LIBRARIAN] if whole else text.splitlines()
+        yield from [text.partition(" -H")[0]] if whole else text.splitlines()
     yield from SPAN.findall(FENCE.sub("", README))
 
 
@@ -147,13 +149,15 @@ def ask(address: str, command: str) -> dict[str, Any]:
 
 def ask_twice(address: str) -> list[dict[str, Any]]:
     """Send the README's first request twice."""
-    first, _ = (text for text in fences("bash") if text.startswith(LIBRARIAN))
+    first, *_ = (text for text in fences("bash") if text.startswith(LIBRARIAN))
     return [ask(address, first) for _ in range(2)]
 
 
 def claims() -> list[dict[str, Any]]:
     """Return the parts of answers that the README shows: of the first, of the second, of the second with drafts."""
-    return [json.loads("{" + text + "}") for text in fences("json") if '"usage"' in text]
+    return [
+        json.loads("{" + text + "}") for text in fences("json") if '"usage"' in text and '"stop_reason"' not in text
+    ]
 
 
 def differences(claim: Any, answer: Any, path: str = "") -> Iterator[str]:
@@ -176,10 +180,12 @@ def test_serve_prints_and_answers_what_is_shown() -> None:
     first, second, _ = claims()
     with served() as (address, printed):
         answers = [part(answer) for answer in ask_twice(address)]
-        _, of_a_form = (text for text in fences("bash") if text.startswith(LIBRARIAN))
-        formed = ask(address, of_a_form)["choices"][0]
-    (form,) = [json.loads("{" + text + "}") for text in fences("json") if '"finish_reason"' in text]
-    assert list(differences(form, formed)) == []
+        _, *others = (text for text in fences("bash") if text.startswith(LIBRARIAN))
+        made = [ask(address, text)["choices"][0] for text in others]
+        (marked,) = (text for text in fences("bash") if text.startswith(MESSAGES))
+        made.append([ask(address, marked) for _ in range(2)][1])
+    parts = [json.loads("{" + text + "}") for text in fences("json") if re.search('"(finish|stop)_reason"', text)]
+    assert [list(differences(part, answer)) for part, answer in zip(parts, made, strict=True)] == [[], [], []]
     ours = [line for line in shown("make serve") if not line.startswith("headway: ")]
     assert missing(ours, printed) == []
     assert [*differences(first, answers[0]), *differences(second, answers[1])] == []

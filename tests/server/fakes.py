@@ -18,6 +18,7 @@ from headway.cache import CacheConfig, LayerSpec, PrefixCache
 from headway.engine import Engine, EngineConfig, ModelFacts, TextTokenizer
 from headway.server import ServerOptions, create_app, schemas
 from headway.server.connections import make_server
+from headway.server.dialects import schemas as dialects
 from headway.server.kv_publisher import KvEventPublisher, KvEventSockets
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY .!?<>/:-"
@@ -57,8 +58,14 @@ class CharTokenizer:
 ANSWERS = {
     "/v1/chat/completions": schemas.ChatCompletion,
     "/v1/completions": schemas.Completion,
+    "/v1/responses": dialects.ResponseObject,
+    "/v1/messages": dialects.MessageOfBlocks,
+    "/v1/messages/count_tokens": dialects.TokenCount,
+    "/tokenize": dialects.Tokenized,
+    "/detokenize": dialects.Detokenized,
     "/reset_prefix_cache": schemas.ResetDone,
     "error": schemas.ErrorBody,
+    "error in messages": dialects.MessagesErrorBody,
 }
 """What `/openapi.json` says of answers: every test holds them to it."""
 
@@ -107,7 +114,8 @@ class Running:
         response = self.http.post(path, json=body)
         assert response.status_code == status, response.text
         answer: dict[str, Any] = response.json()
-        ANSWERS[path if status == 200 else "error"].model_validate(answer)
+        failed = "error in messages" if path.startswith("/v1/messages") else "error"
+        ANSWERS[path if status == 200 else failed].model_validate(answer)
         return answer
 
     def complete(self, prompt: Any, status: int = 200, **body: Any) -> dict[str, Any]:

@@ -153,6 +153,7 @@ def test_what_asks_for_nothing_is_accepted(server: Running):
 def test_the_schema_tells_every_path_and_every_field(server: Running):
     document = server.http.get("/openapi.json").json()
     told = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
+    told -= {line.replace("GET ", "HEAD ") for line in told if line.startswith("GET ")}
     named = {name.replace("NAME", "{name}").replace("ID", "{id}") for name in server.http.get("/").json()["paths"]}
     assert told == named | {"GET /"}
     schemas = document["components"]["schemas"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class GenerationRequest:
             prompt is computed from its first token on. None for no report.
         stop_shown: A stop string that ends the answer is part of its text.
         special_shown: Special tokens of the answer are part of its text.
+        tell_kept: Say with the first token how much of the prompt is kept now.
     """
 
     tokens: Int32s
@@ -67,6 +68,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     stop_shown: bool = False
     special_shown: bool = False
+    tell_kept: bool = False
 
 
 @dataclass
@@ -126,6 +128,8 @@ class RequestResult:
         accepted: Of these, tokens that are part of the answer.
         settled: How many first tokens are all text that could be shown, and how many characters that is.
         pin: The pin that was asked for and what became of it; None if none was, or nothing is kept at all.
+        kept_tokens: Tokens of the prompt that the same prompt would have reused right behind the first token of this
+            answer; `cached_tokens` where that was not asked for.
     """
 
     finish_reason: str
@@ -144,6 +148,7 @@ class RequestResult:
     waited_tokens: int = 0
     settled: tuple[int, int] = (0, 0)
     pin: Wish | None = None
+    kept_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,8 @@ class Delta:
         logprobs: One per token where they were asked for.
         result: How the request ended, in the last delta only.
         prompt_logprobs: One per token of the prompt but the first, in the first delta, where they were asked for.
+        prompt: In the first delta, where that was asked for (`tell_kept`): `prompt_tokens`, `cached_tokens` and
+            `kept_tokens`, as in the result.
     """
 
     text: str
@@ -163,6 +170,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     result: RequestResult | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt: tuple[int, int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -202,6 +210,7 @@ class RunningRequest:
         refused_epoch: The scheduler's epoch in which it was last found not to fit, or None.
         marked: Whether its lease was told to remember a place before a text that was not settled.
         scored: Log probabilities of the prompt's tokens from the second on, as far as they are known.
+        kept_tokens: See `RequestResult`.
     """
 
     request: GenerationRequest
@@ -235,6 +244,7 @@ class RunningRequest:
     wishes: tuple[Wish, ...] = ()
     marked: bool = False
     scored: list[TokenLogprob] = field(default_factory=list)
+    kept_tokens: int = 0
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
@@ -377,6 +387,7 @@ class RunningRequest:
             waited_tokens=self.waited_tokens,
             settled=self.text.settled,
             pin=next((wish for wish in self.wishes if wish.kind == "pin"), None),
+            kept_tokens=max(self.kept_tokens, self.cached_tokens or 0),
         )
 
 
@@ -393,3 +404,18 @@ class Update:
     request: RunningRequest
     delta: Delta | None = None
     error: HeadwayError | None = None
+
+    @property
+    def asks_what_is_kept(self) -> bool:
+        """Whether it brings the first tokens of an answer that is to say how much of its prompt is kept."""
+        request, tokens = self.request, () if self.delta is None else self.delta.tokens
+        return request.request.tell_kept and bool(tokens) and request.known - len(tokens) == request.prompt_length
+
+    def telling(self, kept: int) -> Update:
+        """The same, saying that so many tokens of the prompt are kept."""
+        assert self.delta is not None
+        request, cached = self.request, self.request.cached_tokens or 0
+        request.kept_tokens = max(kept, cached)
+        result = self.delta.result and replace(self.delta.result, kept_tokens=request.kept_tokens)
+        told = (request.prompt_length, cached, request.kept_tokens)
+        return replace(self, delta=replace(self.delta, result=result, prompt=told))

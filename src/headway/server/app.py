@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.requests import ClientDisconnect
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from headway import __version__
 from headway.engine import Engine, EngineBusyError, TextTokenizer
 from headway.errors import RequestError
-from headway.server.connections import RequestIds
+from headway.server.bodies import read_body
+from headway.server.connections import HeadAsGet, RequestIds
+from headway.server.dialects.routes import dialect_routes
 from headway.server.errors import install_error_handlers
 from headway.server.live import LiveView
 from headway.server.metrics import Metrics
 from headway.server.openapi import openapi_document
 from headway.server.prefixes import PrefixUses
-from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields, parse_body
+from headway.server.protocol import ChatRequest, CompletionRequest
 from headway.server.recorder import Observers
 from headway.server.service import GenerationService, ServerOptions
 
@@ -33,14 +34,19 @@ __all__ = ["PATHS", "create_app"]
 
 logger = logging.getLogger(__name__)
 
-BodyT = TypeVar("BodyT", bound=GenerationFields)
-
 PATHS = {
     "POST /v1/chat/completions": "answer a conversation",
     "POST /v1/completions": "continue a text",
+    "POST /v1/responses": "answer a conversation, in the form of OpenAI's Responses API",
+    "POST /v1/messages": "answer a conversation, in the form of Anthropic's Messages API",
+    "POST /v1/messages/count_tokens": "how many tokens such a conversation has",
+    "POST /tokenize": "the tokens of a text or a conversation",
+    "POST /detokenize": "the text of tokens",
     "GET /v1/models": "the model that is served",
     "GET /v1/models/NAME": "the same, by its name",
     "GET /health": "200 while requests are taken and computed, else 503",
+    "GET /ping": "the same",
+    "GET /version": "the version of the server",
     "GET /metrics": "counters for Prometheus",
     "GET /v1/headway/live": "what the page at / shows in a browser, as JSON or as a stream of events",
     "DELETE /v1/pins/ID": "take back a pin, by the id that the answer told",
@@ -49,8 +55,6 @@ PATHS = {
 }
 """What `GET /` answers: every path, and what it is for."""
 
-_MAX_BRACKETS = 250_000
-"""Brackets in a body. Reading a hundred thousand lists takes as long as reading many megabytes of text."""
 _LAST_STEP_SECONDS = 60.0
 """How long a shutdown waits for a step to end. A device that hangs must not keep the process."""
 
@@ -89,10 +93,17 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     app = FastAPI(title="Headway", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     install_error_handlers(app)
     app.include_router(_open_routes(engine, metrics, options))
-    for routes in (_api_routes(service), view.routes()):
-        app.include_router(routes, dependencies=[Depends(_key_check(options.api_keys))])
-    counted = metrics.around(app)  # next to the application, which says what route a request took
-    return RequestIds(counted)  # around everything: a response to a fault of ours has an id as well
+    keyed = [Depends(_key_check(options.api_keys))]
+    for routes in (_api_routes(service), dialect_routes(service), view.routes()):
+        app.include_router(routes, dependencies=keyed)
+    wrapped: ASGIApp = HeadAsGet(
+        metrics.around(app)
+    )  # counted next to the application, which knows the route
+    if options.cors_origins:
+        wrapped = CORSMiddleware(
+            wrapped, options.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
+        )
+    return RequestIds(wrapped)  # around everything: a response to a fault of ours has an id as well
 
 
 def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> APIRouter:
@@ -117,6 +128,14 @@ def _open_routes(engine: Engine, metrics: Metrics, options: ServerOptions) -> AP
             return JSONResponse({"status": "ok", "not_finite": engine.not_finite})
         return JSONResponse({"status": "unavailable", "reason": reason, "not_finite": engine.not_finite}, 503)
 
+    @router.get("/ping")
+    async def ping() -> JSONResponse:
+        return await health()
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
     @router.get("/metrics")
     def show_metrics() -> Response:
         return Response(metrics.text(), media_type=metrics.content_type)
@@ -137,12 +156,12 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        body = await _body(ChatRequest, request, service)
+        body = await read_body(ChatRequest, request, service)
         return await service.chat(body, request)
 
     @router.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        body = await _body(CompletionRequest, request, service)
+        body = await read_body(CompletionRequest, request, service)
         return await service.complete(body, request)
 
     @router.get("/v1/models")
@@ -151,10 +170,7 @@ def _api_routes(service: GenerationService) -> APIRouter:
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        if name != options.model_name:
-            raise RequestError(
-                f"the model {name!r} is not served here; {options.model_name!r} is", "model", "model_not_found"
-            )
+        service.require_model(name)
         return model
 
     @router.delete("/v1/pins/{name}")
@@ -188,69 +204,17 @@ def _key_check(api_keys: Sequence[str]) -> Callable[[Request], Awaitable[None]]:
 
     async def check(request: Request) -> None:
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            sent = request.headers.get("x-api-key", "")
         given = sent.strip().encode("latin-1")
         fits = [hmac.compare_digest(given, key.encode()) for key in api_keys]  # all, so that time is equal
-        if any(fits) and scheme.lower() == "bearer":
+        if any(fits):
             request.state.api_key = api_keys[fits.index(True)]
         elif api_keys:
             raise RequestError(
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'", None, "invalid_api_key"
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                None,
+                "invalid_api_key",
             )
 
     return check
-
-
-async def _body(kind: type[BodyT], request: Request, service: GenerationService) -> BodyT:
-    given = await _read_json(request, service.options)
-    return parse_body(kind, given, service.engine.max_model_len, strict=service.options.strict)
-
-
-async def _read_json(request: Request, options: ServerOptions) -> Any:
-    """The decoded body.
-
-    Raises:
-        RequestError: It is larger than the server takes (413), does not come in time (408), or is no JSON.
-    """
-    limit, seconds = options.max_body_bytes, options.client_timeout
-    too_large = RequestError(f"the body is larger than {limit} bytes", None, "body_too_large")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > limit:
-                    raise too_large
-    except TimeoutError:
-        message = f"the body did not arrive within {seconds:g} seconds (--client-timeout of the server)"
-        raise RequestError(message, None, "request_timeout") from None
-    except ClientDisconnect:
-        raise RequestError("the client went away while it sent the body") from None
-    return _decoded(body)
-
-
-def _decoded(body: bytearray) -> Any:
-    """What JSON in UTF-8 says.
-
-    Raises:
-        RequestError: It is no JSON, would take long to read, or has text that cannot be written as UTF-8.
-    """
-    brackets = body.count(b"[") + body.count(b"{")
-    if brackets > _MAX_BRACKETS:
-        message = (
-            f"the body has {brackets} opening brackets, {_MAX_BRACKETS} may be: each may begin a list or an object"
-        )
-        raise RequestError(message, None, "body_too_large")
-    try:
-        text = body.decode("utf-8-sig")
-        value = json.loads(text)
-        if "\\u" in text:  # an escape may stand for half of a surrogate pair, which no tokenizer takes
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        message = "the body has half of a surrogate pair (\\ud800 to \\udfff) by itself: send whole characters"
-        raise RequestError(message, None, "invalid_json") from None
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}", None, "invalid_json") from None
-    return value

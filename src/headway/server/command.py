@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import re
 import resource
 import signal
 import socket
@@ -72,6 +73,14 @@ class _ServerFlags:
         bool,
         option(_SERVER, "Refuse requests with fields that are not known; else they are ignored, and told.", "--strict"),
     ] = False
+    cors_origin: Annotated[
+        list[str] | None,
+        option(
+            _SERVER,
+            "Origin of web pages that may call the server from a browser, such as http://localhost:3000, or * for all; "
+            "give it again for more. By default, none may.",
+        ),
+    ] = None
     served_model_name: Annotated[str | None, option(_SERVER, "Name of the model in the API.")] = None
     restore_answers: Annotated[
         bool, option(_SERVER, "Where a prompt sends an answer back as text, use the token ids that it was given in.")
@@ -115,6 +124,12 @@ class _ServerFlags:
             raise ConfigError(f"--explain {self.explain!r} is not one of {', '.join(_EXPLAIN)}")
         if self.salt_by_key and not self.api_key:
             raise ConfigError("--salt-by-key keeps the prompts of each key apart, and there is no key: add --api-key")
+        for origin in self.cors_origin or ():
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#]+", origin):
+                raise ConfigError(
+                    f"--cors-origin {origin!r} is no origin: it has a scheme, a host, a port if need be, and no path, "
+                    "such as http://localhost:3000; or give *"
+                )
         if not all(self.api_key or ()):
             raise ConfigError("--api-key is empty: give a key, or leave it out to let everybody in")
 
@@ -163,7 +178,7 @@ def serve(
     model: _ModelSource = None,
     max_body: _BodyLimit = "16MiB",
 ) -> None:
-    """Serve a model over the OpenAI API, reusing all that it has computed.
+    """Serve a model over the APIs of OpenAI and Anthropic, reusing all that it has computed.
 
     Without a MODEL, the small one that comes with Headway is served: nothing is downloaded. The first lines say how
     much the cache holds, from how many tokens on a prefix is reused, and how to call the server. Ctrl-C or SIGTERM
@@ -272,6 +287,7 @@ def _server_options(
         client_timeout=flags.client_timeout,
         strict=flags.strict,
         kv_events=kv_events,
+        cors_origins=tuple(flags.cors_origin or ()),
     )
 
 

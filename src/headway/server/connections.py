@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from headway.engine import Engine
 from headway.server.logs import request_id
 
-__all__ = ["DrainingServer", "RequestIds", "make_server", "notice_lost_peers"]
+__all__ = ["DrainingServer", "HeadAsGet", "RequestIds", "make_server", "notice_lost_peers"]
 
 _LAST_STEP_SECONDS = 60.0
 """How long a shutdown waits for a step to end. A device that hangs must not keep the process."""
@@ -51,6 +51,17 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_named)
+
+
+class HeadAsGet:
+    """Answers HEAD as GET; the server of the connection leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        await self._app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
 
 
 class _PatientProtocol(H11Protocol):

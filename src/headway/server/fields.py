@@ -1,4 +1,4 @@
-"""Fields of this kind of API that this server does not have: those that are refused, and those that are ignored.
+"""Fields of each kind of API that this server does not have: those that are refused, and those that are ignored.
 
 A field that would change the answer is refused with what to do instead. A client that sends it with the value that
 asks for nothing (`"suffix": ""`) gets its answer: many clients always send the whole list. A field that cannot change
@@ -7,12 +7,28 @@ the answer is taken, and told (`headway.server.records`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headway.errors import RequestError
 
-__all__ = ["HINTS", "STREAM_HINTS", "UNSUPPORTED", "refuse_unsupported"]
+__all__ = [
+    "HINTS",
+    "MESSAGES_HINTS",
+    "MESSAGES_UNSUPPORTED",
+    "RESPONSES_HINTS",
+    "RESPONSES_UNSUPPORTED",
+    "STREAM_HINTS",
+    "UNSUPPORTED",
+    "Unsupported",
+    "named_as",
+    "refuse_unsupported",
+]
+
+Unsupported = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Field -> the values that ask for nothing, and why it is refused otherwise."""
 
 _EMPTY: tuple[Any, ...] = (None,)
 _EMPTY_LIST: tuple[Any, ...] = (None, [])
@@ -20,7 +36,7 @@ _EMPTY_LIST: tuple[Any, ...] = (None, [])
 _TOOLS = "send tools and tool_choice, which took its place"
 _SAMPLER = "use temperature, top_p, top_k and min_p"
 
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+UNSUPPORTED: Unsupported = {
     "functions": (_EMPTY_LIST, _TOOLS),
     "function_call": ((None, "none", "auto"), _TOOLS),
     "modalities": ((None, ["text"]), "answers are only text"),
@@ -47,7 +63,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dry_multiplier": ((None, 0), _SAMPLER),
     "xtc_probability": ((None, 0), _SAMPLER),
 }
-"""Field -> the values that ask for nothing, and why it is refused otherwise."""
+"""Chat and plain completions."""
 
 HINTS = {
     "metadata": "nothing is stored that it could be attached to",
@@ -66,17 +82,76 @@ HINTS = {
 STREAM_HINTS = frozenset({"continuous_usage_stats", "include_obfuscation", "chunk_size"})
 """The same for `stream_options`."""
 
+_NOT_STORED = "nothing is stored: send the earlier input, and the items of the output as they came, in input"
 
-def refuse_unsupported(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `body` without the fields of `UNSUPPORTED`, and without those that are null.
+RESPONSES_UNSUPPORTED: Unsupported = {
+    "previous_response_id": ((None, ""), f"{_NOT_STORED}; what was computed of it is reused"),
+    "conversation": (_EMPTY, f"{_NOT_STORED}; what was computed of it is reused"),
+    "background": ((None, False), "the answer is in the response; stream: true shows it as it comes"),
+    "prompt": (_EMPTY, "there are no stored prompts: send instructions and input"),
+    "moderation": (_EMPTY, "answers are not moderated"),
+    "top_logprobs": ((None, 0), "/v1/chat/completions tells log probabilities"),
+    "messages": (_EMPTY, "send input"),
+    "max_tokens": (_EMPTY, "send max_output_tokens"),
+    "max_completion_tokens": (_EMPTY, "send max_output_tokens"),
+    "response_format": (_EMPTY, "send text.format"),
+    "reasoning_effort": (_EMPTY, "send reasoning.effort"),
+    "n": ((None, 1), "there is one answer; send several requests"),
+}
+RESPONSES_HINTS = {
+    **{name: told for name, told in HINTS.items() if name != "prediction"},
+    "access_programs": "there are none",
+    "background_options": "nothing runs in the background",
+    "context_management": "nothing is compacted or left out",
+    "image": "only text is taken",
+    "include": "there is no more to include",
+    "max_tool_calls": "the server calls no tools itself",
+    "prompt_cache_options": "what is kept is decided by what it saves; headway.pin keeps a prefix",
+    "truncation": "nothing is left out of the input: what does not fit is refused",
+}
+
+MESSAGES_UNSUPPORTED: Unsupported = {
+    "container": (_EMPTY, "no code is run here"),
+    "mcp_servers": (_EMPTY_LIST, "no MCP server is asked; send its tools in tools"),
+    "stop": (_EMPTY_LIST, "send stop_sequences"),
+    "max_completion_tokens": (_EMPTY, "send max_tokens"),
+    "response_format": (_EMPTY, "send output_config.format"),
+    "reasoning_effort": (_EMPTY, "send output_config.effort"),
+    "n": ((None, 1), "there is one answer; send several requests"),
+}
+MESSAGES_HINTS = {
+    "context_management": "nothing is cleared or compacted",
+    "inference_geo": "this server computes where it stands",
+    "service_tier": "there is one service tier",
+    "speed": "there is one speed",
+}
+
+
+def refuse_unsupported(body: Mapping[str, Any], unsupported: Unsupported = UNSUPPORTED) -> dict[str, Any]:
+    """Return `body` without the fields that are `unsupported`, and without those that are null.
 
     Raises:
         RequestError: One of them asks for something; the message says why that is not possible.
     """
-    for name, (neutral, reason) in UNSUPPORTED.items():
+    for name, (neutral, reason) in unsupported.items():
         if name in body and not any(_same(body[name], value) for value in neutral):
             raise RequestError(f"{name} is not supported here: {reason}", name, "unsupported_parameter")
-    return {name: value for name, value in body.items() if name not in UNSUPPORTED and value is not None}
+    return {name: value for name, value in body.items() if name not in unsupported and value is not None}
+
+
+@contextlib.contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Speak of the fields of a body by their names there, not by those of the chat that it was translated to."""
+    try:
+        yield
+    except RequestError as error:
+        told, param = str(error), error.param or ""
+        for name, here in names.items():
+            if "_" in name:  # others are words as well
+                told = re.sub(rf"\b{re.escape(name)}\b", here, told)
+        meant = next((name for name in names if re.match(rf"{re.escape(name)}(?!\w)", param)), None)
+        param = param if meant is None else names[meant] + param[len(meant) :]
+        raise RequestError(told, param or None, error.code) from None
 
 
 def _same(given: Any, neutral: Any) -> bool:

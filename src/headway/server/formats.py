@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
 from headway.engine import Delta, RequestResult, TextTokenizer, TokenLogprob
-from headway.server.chat.reading import AnswerForm, ReadAnswer
+from headway.errors import HeadwayError
+from headway.server.chat.reading import AnswerForm, Call, ReadAnswer
+from headway.server.errors import error_body
 
-__all__ = ["ChatFormat", "Choice", "CompletionFormat", "Format", "usage"]
+__all__ = ["ChatFormat", "Choice", "CompletionFormat", "Event", "Format", "results", "token_text", "usage"]
+
+Event = dict[str, Any] | str
+"""The data of an event of a stream. One with a `type` is named by it."""
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity and no NaN: `max` keeps its first argument unless the other is more
 
@@ -63,6 +68,11 @@ class Choice:
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
 
 
+def results(choices: Sequence[Choice]) -> list[RequestResult]:
+    """How answers ended that have ended."""
+    return [choice.result for choice in choices if choice.result is not None]
+
+
 class Format(Protocol):
     """How one endpoint writes answers."""
 
@@ -70,17 +80,24 @@ class Format(Protocol):
     def reads_special(self) -> bool:
         """Whether it is to get the special tokens of answers as text."""
 
-    def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
-        """The response with all answers."""
+    @property
+    def tells_kept(self) -> bool:
+        """Whether it tells how many tokens of the prompt were kept."""
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The first chunk of answer `index`, or None if the endpoint has none."""
+    def whole(self, choices: Sequence[Choice], told: dict[str, Any]) -> dict[str, Any]:
+        """The response with all answers, and what is `told` beside them."""
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
-        """The chunk that adds `delta` to answer `index`, or None while there is nothing to show."""
+    def opening(self, answers: int) -> Iterator[Event]:
+        """The events with which a stream of so many answers begins."""
 
-    def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """The chunk without answers that carries the usage."""
+    def chunks(self, index: int, delta: Delta) -> Iterator[Event]:
+        """The events that add `delta` to answer `index`; none while there is nothing to show."""
+
+    def closing(self, last: list[Event], choices: Sequence[Choice], told: dict[str, Any]) -> Iterator[Event]:
+        """The events at the end of a stream: those of the `last` delta, and what follows them."""
+
+    def failed(self, error: HeadwayError) -> Iterator[Event]:
+        """The events at the end of a stream that failed."""
 
 
 @dataclass
@@ -89,22 +106,25 @@ class ChatFormat:
 
     Attributes:
         form: How the model writes its answers; None if they are nothing but text.
+        include_usage: A stream ends with a chunk of its own for token counts.
     """
 
     model: str
     tokenizer: TextTokenizer
     with_logprobs: bool
     form: AnswerForm | None = None
+    include_usage: bool = False
     identity: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _answers: dict[int, ReadAnswer] = field(default_factory=dict)
+    tells_kept = False
 
     @property
     def reads_special(self) -> bool:
         """They say which part of an answer is which."""
         return self.form is not None
 
-    def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], told: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
         written = []
         for choice in choices:
@@ -114,7 +134,7 @@ class ChatFormat:
             if piece.reasoning:
                 message["reasoning_content"] = piece.reasoning
             if piece.calls:
-                message |= {"content": piece.content or None, "tool_calls": [call.written() for call in piece.calls]}
+                message |= {"content": piece.content or None, "tool_calls": [_called(call) for call in piece.calls]}
             written.append(
                 {
                     "index": choice.index,
@@ -123,35 +143,44 @@ class ChatFormat:
                     "finish_reason": answer.finish_reason(choice.result),
                 }
             )
-        return self._frame("chat.completion", written) | {"usage": counts}
+        return self._frame("chat.completion", written) | self._end(choices, told)
 
-    def opening(self, index: int) -> dict[str, Any]:
-        """The chunk that says who speaks."""
+    def opening(self, answers: int) -> Iterator[Event]:
+        """The chunks that say who speaks."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        for index in range(answers):
+            yield self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
+    def chunks(self, index: int, delta: Delta) -> Iterator[Event]:
         """The chunk that adds `delta` to answer `index`."""
         answer = self._answers.setdefault(index, ReadAnswer(self.form))
-        first = len(answer.calls)
+        begun = answer.calls
         piece = answer.read(delta.text, ended=delta.result is not None)
         if not (piece or delta.result or (self.with_logprobs and delta.logprobs)):
-            return None
+            return
         added: dict[str, Any] = {"reasoning_content": piece.reasoning} if piece.reasoning else {}
         added |= {"content": piece.content} if piece.content or not (piece or delta.result) else {}
         if piece.calls:
-            added["tool_calls"] = [{"index": i} | call.written() for i, call in enumerate(piece.calls, first)]
+            first = begun - (not piece.calls[0].name)
+            added["tool_calls"] = [{"index": i} | _called(call) for i, call in enumerate(piece.calls, first)]
         choice = {
             "index": index,
             "delta": added,
             "logprobs": self._logprobs(delta.logprobs),
             "finish_reason": answer.finish_reason(delta.result),
         }
-        return self._chunk([choice])
+        yield self._chunk([choice])
 
-    def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """The chunk without answers that carries the usage."""
-        return self._chunk([]) | {"usage": counts}
+    def closing(self, last: list[Event], choices: Sequence[Choice], told: dict[str, Any]) -> Iterator[Event]:
+        """The last chunk with the usage, or one of its own for that."""
+        return _closing(last, self._chunk([]) if self.include_usage else None, self._end(choices, told))
+
+    def failed(self, error: HeadwayError) -> Iterator[Event]:
+        """The error."""
+        yield error_body(error)
+
+    def _end(self, choices: Sequence[Choice], told: dict[str, Any]) -> dict[str, Any]:
+        return {"usage": usage([results(choices)])} | told
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._frame("chat.completion.chunk", choices)
@@ -177,7 +206,7 @@ class ChatFormat:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         piece = self.tokenizer.piece(token)
-        return {"token": _written(piece), "bytes": list(piece), "logprob": max(_LOWEST_LOGPROB, logprob)}
+        return {"token": token_text(piece), "bytes": list(piece), "logprob": max(_LOWEST_LOGPROB, logprob)}
 
 
 @dataclass
@@ -187,6 +216,7 @@ class CompletionFormat:
     Attributes:
         echoes: One per prompt: its tokens and its text, to put before each of its answers; empty for no echo.
         answers: Answers to each prompt.
+        include_usage: A stream ends with a chunk of its own for token counts.
     """
 
     model: str
@@ -194,13 +224,14 @@ class CompletionFormat:
     with_logprobs: bool
     echoes: Sequence[tuple[Sequence[int], str]]
     answers: int = 1
+    include_usage: bool = False
     identity: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict)
     _scores: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
-    reads_special = False
+    reads_special = tells_kept = False
 
-    def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], told: dict[str, Any]) -> dict[str, Any]:
         """The response with all answers."""
         written = [
             {
@@ -211,19 +242,19 @@ class CompletionFormat:
             }
             for choice in choices
         ]
-        return self._frame(written) | {"usage": counts}
+        return self._frame(written) | self._end(choices, told)
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """The chunk that repeats the prompt, if that was asked for."""
-        if not self._echo(index) or self.with_logprobs:  # with log probabilities the first chunk repeats it
-            return None
-        choice = {"index": index, "text": self._echo(index), "logprobs": None, "finish_reason": None}
-        return self._frame([choice])
+    def opening(self, answers: int) -> Iterator[Event]:
+        """The chunks that repeat the prompts, if that was asked for."""
+        for index in range(answers):
+            if self._echo(index) and not self.with_logprobs:  # with log probabilities the first chunk repeats it
+                choice = {"index": index, "text": self._echo(index), "logprobs": None, "finish_reason": None}
+                yield self._frame([choice])
 
-    def chunk(self, index: int, delta: Delta) -> dict[str, Any] | None:
+    def chunks(self, index: int, delta: Delta) -> Iterator[Event]:
         """The chunk that adds `delta` to answer `index`."""
         if not (delta.text or delta.logprobs or delta.result):
-            return None
+            return
         begins = self.with_logprobs and index not in self._offsets
         choice = {
             "index": index,
@@ -231,11 +262,19 @@ class CompletionFormat:
             "logprobs": self._logprobs(index, delta.logprobs, delta.prompt_logprobs),
             "finish_reason": delta.result.finish_reason if delta.result else None,
         }
-        return self._frame([choice])
+        yield self._frame([choice])
 
-    def closing(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """The chunk without answers that carries the usage."""
-        return self._frame([]) | {"usage": counts}
+    def closing(self, last: list[Event], choices: Sequence[Choice], told: dict[str, Any]) -> Iterator[Event]:
+        """The last chunk with the usage, or one of its own for that."""
+        return _closing(last, self._frame([]) if self.include_usage else None, self._end(choices, told))
+
+    def failed(self, error: HeadwayError) -> Iterator[Event]:
+        """The error."""
+        yield error_body(error)
+
+    def _end(self, choices: Sequence[Choice], told: dict[str, Any]) -> dict[str, Any]:
+        ended = results(choices)
+        return {"usage": usage([ended[i : i + self.answers] for i in range(0, len(ended), self.answers)])} | told
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -268,10 +307,26 @@ class CompletionFormat:
         return {name: [row[i] for row in rows] for i, name in enumerate(names)} | {"text_offset": offsets}
 
     def _text(self, token: int) -> str:
-        return _written(self.tokenizer.piece(token))
+        return token_text(self.tokenizer.piece(token))
 
 
-def _written(piece: bytes) -> str:
+def _called(call: Call) -> dict[str, Any]:
+    """A call, or more of its arguments."""
+    if not call.name:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _closing(last: list[Event], extra: dict[str, Any] | None, end: dict[str, Any]) -> Iterator[Event]:
+    """The last chunks, `end` with the very last of them, or with an `extra` one."""
+    chunk = last.pop() if extra is None else extra
+    assert isinstance(chunk, dict)
+    yield from last
+    yield chunk | end
+    yield "[DONE]"
+
+
+def token_text(piece: bytes) -> str:
     r"""A token as text; one that is no whole character as `bytes:\xe6\xbc`, so that no two look alike."""
     try:
         return piece.decode()

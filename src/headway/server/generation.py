@@ -84,6 +84,8 @@ def _max_tokens(request: GenerationFields, prompt: int, model_limit: int) -> int
             )
         given, name = request.max_completion_tokens, "max_completion_tokens"
     room = model_limit - prompt
+    if given is not None and isinstance(request, ChatRequest) and request.CLIPS:
+        given = min(given, max(1, room))
     if given is not None and given > room >= 1:
         raise RequestError(
             f"{name} is {given} and the prompt has {counted(prompt, 'token')}, but this server allows {model_limit} of "

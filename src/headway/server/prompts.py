@@ -196,8 +196,8 @@ def _refuse_by_length(text: str, tokenizer: TextTokenizer, longest: int | None, 
 def _refuse_many_marks(request: ChatRequest) -> None:
     marks = sum(one.cache_control is not None for one in (*request.messages, *(request.tools or ())))
     for message in request.messages:
-        if isinstance(message.content, list):
-            marks += sum(part.cache_control is not None for part in message.content)
+        parts = message.content if isinstance(message.content, list) else ()
+        marks += sum(one.cache_control is not None for one in (*parts, *(message.tool_calls or ())))
     if marks > _MAX_MARKS:
         raise RequestError(
             f"{marks} messages and parts have cache_control, {_MAX_MARKS} may: mark the ends of what others share only",
@@ -327,6 +327,12 @@ def _marked_ends(request: ChatRequest, asked: Conversation, text: str, tokenizer
         for cut in cuts:
             said = ("\n".join([*parts[:cut], *more]) for more in ((), (_MORE,)))
             mark(*(asked.part(tokenizer, [*asked.messages[:i], {**asked.messages[i], "content": one}]) for one in said))
+        calls = asked.messages[i].get("tool_calls", [])
+        for j, call in enumerate(message.tool_calls or (), start=1):
+            if call.cache_control is not None:
+                made = ([*calls[:j], *more] for more in ((), calls[:1]))
+                begun = ({**asked.messages[i], "tool_calls": one} for one in made)
+                mark(*(asked.part(tokenizer, [*asked.messages[:i], one]) for one in begun))
     return ends
 
 

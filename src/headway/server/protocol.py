@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StringConstraints, Tag, ValidationError
 
 from headway.errors import RequestError
 from headway.server.chat.messages import Message, NamedTool, Tool
-from headway.server.fields import HINTS, STREAM_HINTS, refuse_unsupported
+from headway.server.fields import HINTS, STREAM_HINTS, UNSUPPORTED, Unsupported, refuse_unsupported
 from headway.server.records import Record, unknown_field
 
 __all__ = [
+    "MAX_STOPS",
+    "MAX_TOOLS",
+    "Body",
     "ChatRequest",
+    "CommonFields",
     "CompletionRequest",
     "GenerationFields",
     "HeadwayOptions",
     "JsonSchema",
     "ResponseFormat",
+    "ShortText",
     "StreamOptions",
     "StructuredOutputs",
+    "check_messages",
+    "check_parts",
     "parse_body",
 ]
 
 _MAX_CHOICES = 64
-_MAX_STOPS = 16
+MAX_STOPS = 16
 _MAX_PARTS = 16384
 """Messages and parts of messages in a request: each costs time before anything is known of its length in tokens."""
 _MAX_BIASES = 8192
-_MAX_TOOLS = 1024
+MAX_TOOLS = 1024
 _MAX_PROMPTS = 256
 """Prompts of one plain completion, and answers that it may ask for."""
-_ShortText = Annotated[str, StringConstraints(max_length=512)]
+ShortText = Annotated[str, StringConstraints(max_length=512)]
 
 
 class StreamOptions(Record):
@@ -47,7 +55,7 @@ class StreamOptions(Record):
 class JsonSchema(Record):
     """A schema that the answer fits, with what OpenAI's clients say besides; it is followed whether `strict` or not."""
 
-    name: _ShortText | None = None
+    name: ShortText | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
     strict: bool | None = None
@@ -97,13 +105,34 @@ def _few_biases(given: Any) -> Any:
     return given
 
 
-class GenerationFields(Record):
-    """Fields that chat and plain completions share."""
+class Body(Record):
+    """A body.
 
-    HINTS = frozenset(HINTS)
+    Attributes:
+        UNSUPPORTED: Fields of its API that are refused.
+    """
+
+    UNSUPPORTED: ClassVar[Unsupported] = {}
+    HINTS: ClassVar[Mapping[str, str]] = {}
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @classmethod
+    def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
+        """Refuse by a look at a body what is better told so than by what validation finds.
+
+        Args:
+            body: The body.
+            longest: Most tokens of prompt and answer together.
+
+        Raises:
+            RequestError: The message names the field and what to send instead.
+        """
+
+
+class CommonFields(Body):
+    """Fields that every endpoint with an answer takes in the same words."""
+
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -116,25 +145,34 @@ class GenerationFields(Record):
         None
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    n: Annotated[int, Field(ge=1, le=_MAX_CHOICES)] | None = None
-    stop: _ShortText | Annotated[list[_ShortText], Field(max_length=_MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     stream: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    user: ShortText | None = None
+    cache_salt: ShortText | None = None
+    headway: HeadwayOptions = HeadwayOptions()
+
+
+class GenerationFields(CommonFields):
+    """Fields that chat and plain completions share."""
+
+    UNSUPPORTED = UNSUPPORTED
+    HINTS = HINTS
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MAX_CHOICES)] | None = None
+    stop: ShortText | Annotated[list[ShortText], Field(max_length=MAX_STOPS)] | None = None
+    add_special_tokens: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     guided_grammar: str | None = None
-    user: _ShortText | None = None
-    cache_salt: _ShortText | None = None
-    headway: HeadwayOptions = HeadwayOptions()
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -150,19 +188,30 @@ class GenerationFields(Record):
 
 
 class ChatRequest(GenerationFields):
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`, and what the other dialects are translated to.
+
+    Attributes:
+        CLIPS: More tokens than there is room for may be asked for: the answer has as many as fit.
+    """
+
+    CLIPS: ClassVar[bool] = False
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
-    reasoning_effort: _ShortText | None = None
+    reasoning_effort: ShortText | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @classmethod
+    def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
+        """Refuse what this server cannot take in messages."""
+        check_messages(body.get("messages"))
 
 
 def _kind_of_prompt(given: Any) -> str:
@@ -191,8 +240,13 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
 
+    @classmethod
+    def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
+        """Refuse token ids by their number, before each of them is looked at."""
+        _refuse_long_tokens(body.get("prompt"), longest)
 
-RequestT = TypeVar("RequestT", bound=GenerationFields)
+
+RequestT = TypeVar("RequestT", bound=Body)
 
 
 def parse_body(kind: type[RequestT], body: Any, longest: int | None = None, *, strict: bool = False) -> RequestT:
@@ -209,9 +263,8 @@ def parse_body(kind: type[RequestT], body: Any, longest: int | None = None, *, s
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object", None, "invalid_body")
-    supported = refuse_unsupported(body)
-    _refuse_long_tokens(supported.get("prompt"), longest)
-    _check_messages(supported.get("messages"))
+    supported = refuse_unsupported(body, kind.UNSUPPORTED)
+    kind.check(supported, longest)
     try:
         request = kind.model_validate(supported)
     except ValidationError as error:
@@ -236,30 +289,55 @@ def _refuse_long_tokens(prompt: Any, longest: int | None) -> None:
 
 
 _FOREIGN_PARTS = {
-    "image_url": "images are",
     "image": "images are",
+    "image_url": "images are",
+    "input_image": "images are",
     "audio": "audio is",
-    "input_audio": "audio is",
     "audio_url": "audio is",
+    "input_audio": "audio is",
     "video_url": "video is",
+    "document": "documents are",
     "file": "files are",
+    "input_file": "files are",
 }
 
 
-def _check_messages(messages: Any) -> None:
-    """Refuse what this server cannot take in messages, with a better reason than `unexpected value`."""
+def check_parts(lists: Iterable[tuple[str, Any]], named: str) -> None:
+    """Refuse parts of content that are no text, with a better reason than `unexpected value`; or too many of them.
+
+    Args:
+        lists: Contents, lists or not, and where they stand.
+        named: The field that they are all in.
+
+    Raises:
+        RequestError: The message names the part.
+    """
     parts = 0
-    for i, message in enumerate(messages if isinstance(messages, list) else []):
-        if not isinstance(message, dict):
-            continue
-        content = message.get("content")
+    for where, content in lists:
         parts += 1 + (len(content) if isinstance(content, list) else 0)
         if parts > _MAX_PARTS:
-            raise RequestError(f"more than {_MAX_PARTS} messages and parts of messages", "messages", "invalid_value")
-        _check_message(message, content, f"messages[{i}]")
+            raise RequestError(f"more than {_MAX_PARTS} messages and parts of messages", named, "invalid_value")
+        for i, part in enumerate(content if isinstance(content, list) else []):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind in _FOREIGN_PARTS:
+                told = f"{_FOREIGN_PARTS[kind]} not supported: this server takes text only"
+                raise RequestError(told, f"{where}[{i}]", "unsupported_content")
 
 
-def _check_message(message: dict[str, Any], content: Any, where: str) -> None:
+def check_messages(messages: Any) -> None:
+    """Refuse what this server cannot take in messages of a chat.
+
+    Raises:
+        RequestError: The message names the place.
+    """
+    given = messages if isinstance(messages, list) else []
+    said = [(f"messages[{i}]", one) for i, one in enumerate(given) if isinstance(one, dict)]
+    check_parts(((f"{where}.content", one.get("content")) for where, one in said), "messages")
+    for where, message in said:
+        _check_message(message, where)
+
+
+def _check_message(message: dict[str, Any], where: str) -> None:
     if message.get("role") == "function" or message.get("function_call"):
         raise RequestError(
             f"{where}: functions are not supported; send tool_calls and messages of the role tool, which took their "
@@ -267,15 +345,12 @@ def _check_message(message: dict[str, Any], content: Any, where: str) -> None:
             where,
             "unsupported_parameter",
         )
-    if content is None and message.get("role") != "assistant":
+    if message.get("content") is None and message.get("role") != "assistant":
         raise RequestError(f"{where}.content is missing", f"{where}.content", "missing_required_parameter")
-    foreign: list[tuple[str, Any]] = [(f"{where}.audio", "audio")] if message.get("audio") else []
-    for j, part in enumerate(content if isinstance(content, list) else []):
-        foreign += [(f"{where}.content[{j}]", part.get("type") if isinstance(part, dict) else None)]
-    for place, kind in foreign:
-        if isinstance(kind, str) and kind in _FOREIGN_PARTS:
-            told = f"{_FOREIGN_PARTS[kind]} not supported: this server takes text only"
-            raise RequestError(told, place, "unsupported_content")
+    if message.get("audio"):
+        raise RequestError(
+            "audio is not supported: this server takes text only", f"{where}.audio", "unsupported_content"
+        )
 
 
 def _as_request_error(error: ValidationError) -> RequestError:

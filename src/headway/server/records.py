@@ -8,7 +8,7 @@ with `--strict` only what is known to change nothing is taken, and a misspelt fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -29,7 +29,7 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-    HINTS: ClassVar[frozenset[str]] = frozenset()
+    HINTS: ClassVar[Collection[str]] = ()
     SILENT: ClassVar[frozenset[str]] = frozenset()
     CLOSED: ClassVar[bool] = False
 

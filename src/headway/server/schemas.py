@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 __all__ = [
+    "Answer",
     "AnswerMessage",
     "AnsweredCall",
     "AnsweredFunction",
@@ -30,30 +31,33 @@ __all__ = [
     "PinDeleted",
     "PromptTokensDetails",
     "ResetDone",
+    "Sparse",
     "TextChoice",
     "TokenLogprob",
     "Usage",
 ]
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """Part of an answer: nothing else is in it."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class PromptTokensDetails(_Answer):
+class PromptTokensDetails(Answer):
     """Of the tokens of the prompt."""
 
     cached_tokens: int
 
 
-class CompletionTokensDetails(_Answer):
+class CompletionTokensDetails(Answer):
     """Of the tokens of the answer, where a drafter proposed some."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
-class _Optional(_Answer):
+class Sparse(Answer):
     """Fields with a default may be missing; they are never null."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=lambda schema: _drop_defaults(schema))
@@ -64,7 +68,7 @@ def _drop_defaults(schema: dict[str, Any]) -> None:
         field.pop("default", None)
 
 
-class Usage(_Optional):
+class Usage(Sparse):
     """Token counts over all answers."""
 
     prompt_tokens: int
@@ -74,7 +78,7 @@ class Usage(_Optional):
     completion_tokens_details: CompletionTokensDetails = None  # type: ignore[assignment]
 
 
-class TokenLogprob(_Answer):
+class TokenLogprob(Answer):
     """A token that was likely at a place."""
 
     token: str
@@ -88,21 +92,21 @@ class ContentLogprob(TokenLogprob):
     top_logprobs: list[TokenLogprob]
 
 
-class ChatLogprobs(_Answer):
+class ChatLogprobs(Answer):
     """Log probabilities of an answer to a chat."""
 
     content: list[ContentLogprob]
     refusal: None
 
 
-class AnsweredFunction(_Answer):
+class AnsweredFunction(Answer):
     """Which function is called, and with what: a JSON object as text."""
 
     name: str
     arguments: str
 
 
-class AnsweredCall(_Answer):
+class AnsweredCall(Answer):
     """A tool that is to be called."""
 
     id: str
@@ -110,7 +114,7 @@ class AnsweredCall(_Answer):
     function: AnsweredFunction
 
 
-class AnswerMessage(_Optional):
+class AnswerMessage(Sparse):
     """The message of an answer."""
 
     role: Literal["assistant"]
@@ -124,7 +128,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 """Why an answer ended."""
 
 
-class ChatChoice(_Answer):
+class ChatChoice(Answer):
     """One answer to a chat."""
 
     index: int
@@ -133,7 +137,7 @@ class ChatChoice(_Answer):
     finish_reason: FinishReason | None
 
 
-class CompletionLogprobs(_Answer):
+class CompletionLogprobs(Answer):
     """Log probabilities of a plain answer."""
 
     tokens: list[str]
@@ -142,7 +146,7 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
-class TextChoice(_Answer):
+class TextChoice(Answer):
     """One plain answer."""
 
     index: int
@@ -151,7 +155,7 @@ class TextChoice(_Answer):
     finish_reason: FinishReason | None
 
 
-class _Whole(_Optional):
+class _Whole(Sparse):
     id: str
     created: int
     model: str
@@ -174,7 +178,7 @@ class Completion(_Whole):
     choices: list[TextChoice]
 
 
-class ModelCard(_Answer):
+class ModelCard(Answer):
     """A model that is served."""
 
     id: str
@@ -184,14 +188,14 @@ class ModelCard(_Answer):
     max_model_len: int
 
 
-class ModelList(_Answer):
+class ModelList(Answer):
     """The models that are served."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class PinDeleted(_Answer):
+class PinDeleted(Answer):
     """A pin was taken back."""
 
     id: str
@@ -199,7 +203,7 @@ class PinDeleted(_Answer):
     deleted: Literal[True]
 
 
-class ResetDone(_Answer):
+class ResetDone(Answer):
     """The cache was emptied."""
 
     blocks_freed: int
@@ -208,14 +212,14 @@ class ResetDone(_Answer):
     complete: bool
 
 
-class Overview(_Answer):
+class Overview(Answer):
     """What there is."""
 
     server: str
     paths: dict[str, str]
 
 
-class Health(_Optional):
+class Health(Sparse):
     """Whether requests are taken and computed, and if not, the `reason`; and how many failed because of NaN numbers."""
 
     status: Literal["ok", "unavailable"]
@@ -223,7 +227,7 @@ class Health(_Optional):
     not_finite: int
 
 
-class Failure(_Answer):
+class Failure(Answer):
     """What is wrong, in words and for programs."""
 
     message: str
@@ -232,7 +236,7 @@ class Failure(_Answer):
     code: str | None
 
 
-class ErrorBody(_Answer):
+class ErrorBody(Answer):
     """Why there is no answer."""
 
     error: Failure

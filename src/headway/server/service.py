@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,22 +26,22 @@ from headway.engine import Delta, Engine, RequestHandle, RequestResult, TextToke
 from headway.errors import HeadwayError, RequestError
 from headway.runtime.interface import Constraint
 from headway.server.answers import GivenAnswers
-from headway.server.chat.reading import answer_form
+from headway.server.chat.reading import AnswerForm, answer_form
 from headway.server.chat.tools import ToolLists, constrained_calls, idle_fields, tools_to_call
 from headway.server.constraints import constraint_of
-from headway.server.errors import error_body, log_failure
-from headway.server.formats import ChatFormat, Choice, CompletionFormat, Format, usage
+from headway.server.errors import log_failure
+from headway.server.formats import ChatFormat, Choice, CompletionFormat, Event, Format, results
 from headway.server.generation import generation_requests
 from headway.server.kv_publisher import KvEventPublisher
 from headway.server.pins import PinIds
 from headway.server.prompts import PreparedPrompt, prepare_chat, prepare_completions
-from headway.server.protocol import ChatRequest, CompletionRequest, GenerationFields
+from headway.server.protocol import ChatRequest, CommonFields, CompletionRequest, GenerationFields
 from headway.server.recorder import Recorder
 from headway.server.records import ignored_fields
 from headway.server.report import headway_report, prompt_text
 from headway.server.tokenizing import TokenizingThreads
 
-__all__ = ["GenerationService", "ServerOptions"]
+__all__ = ["Asked", "GenerationService", "ServerOptions"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _MOST_IGNORED = 256
 """Fields that the log names."""
 
 T = TypeVar("T")
-BodyT = TypeVar("BodyT", bound=GenerationFields)
+BodyT = TypeVar("BodyT", bound=CommonFields)
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class ServerOptions:
         client_timeout: Seconds that a client may take to send its request, or to take a piece of its answer.
         strict: Fields that are not known are refused, not ignored.
         kv_events: Publishes what is cached; None for no KV events. The application closes it.
+        cors_origins: Origins of web pages that may call from a browser; `*` for all.
     """
 
     model_name: str
@@ -79,6 +80,24 @@ class ServerOptions:
     client_timeout: float = 60.0
     strict: bool = False
     kv_events: KvEventPublisher | None = None
+    cors_origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A chat that is asked for in another dialect.
+
+    Attributes:
+        request: The chat.
+        ignored: Fields of the body that were ignored.
+        write: Makes the format of the answers, from how the model writes them.
+        names: Fields of a chat, and those of the dialect that they come from.
+    """
+
+    request: ChatRequest
+    ignored: Sequence[str]
+    write: Callable[[AnswerForm | None], Format]
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -89,26 +108,15 @@ class _Job:
     prompts: Sequence[PreparedPrompt]
     handles: Sequence[RequestHandle]
     tell: Callable[[PreparedPrompt, Sequence[RequestResult]], Awaitable[dict[str, Any]]]
-    include_usage: bool
     choices: list[Choice] = field(init=False)
 
     def __post_init__(self) -> None:
         self.choices = [Choice(i) for i in range(len(self.handles))]
 
-    @property
-    def results(self) -> list[list[RequestResult]]:
-        """The results of the answers to each prompt."""
-        results = [choice.result for choice in self.choices if choice.result is not None]
-        each = len(self.handles) // len(self.prompts)
-        return [results[i : i + each] for i in range(0, len(results), each)]
-
-    def totals(self) -> dict[str, Any]:
-        """Token counts of all answers."""
-        return usage(self.results)
-
     async def report(self) -> dict[str, Any]:
         """The `headway` member of the response, if there is one: for one prompt its report, for several a list."""
-        reports = [await self.tell(prompt, answers) for prompt, answers in zip(self.prompts, self.results, strict=True)]
+        ended, each = results(self.choices), len(self.handles) // len(self.prompts)
+        reports = [await self.tell(prompt, ended[i * each : (i + 1) * each]) for i, prompt in enumerate(self.prompts)]
         if not any(reports):
             return {}
         return {"headway": reports[0] if len(reports) == 1 else {"prompts": reports}}
@@ -119,6 +127,7 @@ class GenerationService:
 
     Attributes:
         engine: The engine.
+        tokenizer: The model's tokenizer.
         options: The server's options.
         pins: The pins that clients were told of.
         answers: What was answered. An observer of the engine, if it is to know any.
@@ -128,7 +137,7 @@ class GenerationService:
         self.engine = engine
         self.options = options
         self.answers = GivenAnswers(restore=options.restore_answers)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._tokenizing = TokenizingThreads()
         self.pins = PinIds(engine)
         self._ignored: set[str] = set()
@@ -148,41 +157,94 @@ class GenerationService:
 
     async def chat(self, body: ChatRequest, http: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        body = self._admit(body, http)
-        longest, size = self.engine.max_model_len, sum(len(part) for m in body.messages for part in m.parts())
-        prompt = await self._tokenize(
-            lambda: prepare_chat(body, self._tokenizer, longest, self.answers), size, body, http
-        )
-        tools, asked = tools_to_call(body), constraint_of(body)
+
+        def write(form: AnswerForm | None) -> Format:
+            name, usage_last = self.options.model_name, _usage_last(body)
+            return ChatFormat(name, self.tokenizer, bool(body.logprobs), form, usage_last)
+
+        return await self.converse(Asked(body, ignored_fields(body), write), http)
+
+    async def converse(self, asked: Asked, http: Request) -> Response:
+        """Answer a chat, whatever its dialect."""
+        body, prompt = await self.prepare(asked.request, http)
+        tools, constraint = tools_to_call(body), constraint_of(body)
         told = self._tools.told(body.cache_salt or "", tools) if tools else ""
         form = None
-        if tools or asked is None:  # else the answer is of that form from its first token on
+        if tools or constraint is None:  # else the answer is of that form from its first token on
             parallel = body.parallel_tool_calls is not False
             form = answer_form(
-                self._tokenizer,
+                self.tokenizer,
                 prompt.text,
                 prompt.opening,
                 tools,
                 parallel=parallel,
                 shown=not body.skip_special_tokens,
             )
-        constraint = constrained_calls(body, self._tokenizer, prompt.opening, asked[0] if asked else None)
-        written = ChatFormat(self.options.model_name, self._tokenizer, bool(body.logprobs), form)
-        bound = None if constraint is None else (constraint, asked[1] if asked else "tools")
-        return await self._answer(body, [replace(prompt, tools=told)], written, http, bound)
+        bound = constrained_calls(body, self.tokenizer, prompt.opening, constraint[0] if constraint else None)
+        named = None if bound is None else (bound, constraint[1] if constraint else "tools")
+        ignored = [*asked.ignored, *(asked.names.get(name, name) for name in idle_fields(body, self.tokenizer))]
+        return await self._answer(body, [replace(prompt, tools=told)], asked.write(form), http, named, ignored)
+
+    async def prepare(self, body: ChatRequest, http: Request) -> tuple[ChatRequest, PreparedPrompt]:
+        """The request with what the server adds to it, and its prompt.
+
+        Raises:
+            RequestError: See `prepare_chat`; or the client went away.
+        """
+        body = self._admit(body, http)
+        work = partial(prepare_chat, body, self.tokenizer, self.engine.max_model_len, self.answers)
+        return body, await self._tokenize(work, _size(body), body, http)
+
+    async def tokens(self, body: ChatRequest | CompletionRequest, http: Request) -> list[int]:
+        """The tokens of a request with one prompt, as the tokenizer has them.
+
+        Raises:
+            RequestError: See `prepare_chat`.
+        """
+        self._admit(body, http)
+        longest = self.engine.max_model_len
+
+        def work() -> list[int]:
+            if isinstance(body, ChatRequest):
+                prompt = prepare_chat(body, self.tokenizer, longest)
+            else:
+                prompt = prepare_completions(body, self.tokenizer, longest)[0]
+            found: list[int] = prompt.tokens.tolist()
+            return found
+
+        return await self._tokenize(work, _size(body), body, http)
+
+    async def text(self, tokens: list[int], http: Request) -> str:
+        """The text of tokens, special ones included.
+
+        Raises:
+            RequestError: One of them is no token.
+        """
+        size = self.engine.model.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise RequestError(f"{wrong} is none of the {size} tokens", "tokens", "invalid_token")
+        return await self._tokenize(lambda: self.tokenizer.decode(tokens, special=True), len(tokens), None, http)
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Answer `POST /v1/completions`."""
         body = self._admit(body, http)
-        longest, given = self.engine.max_model_len, body.prompt
-        size = len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
-        prompts = await self._tokenize(
-            lambda: prepare_completions(body, self._tokenizer, longest, self.answers), size, body, http
-        )
+        work = partial(prepare_completions, body, self.tokenizer, self.engine.max_model_len, self.answers)
+        prompts = await self._tokenize(work, _size(body), body, http)
         echoes = [(prompt.tokens.tolist(), prompt.text) for prompt in prompts] if body.echo else []
         name, scored = self.options.model_name, body.logprobs is not None
-        form = CompletionFormat(name, self._tokenizer, scored, echoes, body.n or 1)
-        return await self._answer(body, prompts, form, http, constraint_of(body))
+        form = CompletionFormat(name, self.tokenizer, scored, echoes, body.n or 1, _usage_last(body))
+        return await self._answer(body, prompts, form, http, constraint_of(body), ignored_fields(body))
+
+    def require_model(self, name: str | None) -> None:
+        """Refuse a request for another model.
+
+        Raises:
+            RequestError: `name` is not that of the one that is served.
+        """
+        if name is not None and name != self.options.model_name:
+            told = f"the model {name!r} is not served here; {self.options.model_name!r} is"
+            raise RequestError(told, "model", "model_not_found")
 
     def _log_ignored(self, names: Sequence[str]) -> None:
         """One line for each field, when it comes for the first time."""
@@ -193,13 +255,8 @@ class GenerationService:
 
     def _admit(self, body: BodyT, http: Request) -> BodyT:
         """Check what the options of the server have a say in; a key's own salt becomes part of the request's."""
-        if body.model is not None and body.model != self.options.model_name:
-            raise RequestError(
-                f"the model {body.model!r} is not served here; {self.options.model_name!r} is",
-                "model",
-                "model_not_found",
-            )
-        if body.stream_options is not None and not body.stream:
+        self.require_model(body.model)
+        if isinstance(body, GenerationFields) and body.stream_options is not None and not body.stream:
             raise RequestError("stream_options needs stream: true", "stream_options", "invalid_value")
         if body.headway.explain and self.options.explain == "off":
             raise RequestError(
@@ -231,28 +288,32 @@ class GenerationService:
         return self.options.explain == "all" or bool(body.cache_salt)
 
     async def _tell(
-        self, body: ChatRequest | CompletionRequest, prompt: PreparedPrompt, answers: Sequence[RequestResult]
+        self,
+        body: ChatRequest | CompletionRequest,
+        ignored: Sequence[str],
+        prompt: PreparedPrompt,
+        answers: Sequence[RequestResult],
     ) -> dict[str, Any]:
         """What the client is told beside the answers to a prompt: what became of its pin, and why, if it asked."""
         told = self.pins.tell(answers)
-        idle = idle_fields(body, self._tokenizer) if isinstance(body, ChatRequest) else []
-        if ignored := [*ignored_fields(body), *idle]:
+        if ignored:
             self._log_ignored(ignored)
-            told |= {"ignored": ignored}
+            told |= {"ignored": list(ignored)}
         if not body.headway.explain:
             return told
         everything, in_full = self.options.explain == "all", self._tells_in_full(body)
-        text = prompt_text(body, prompt, self._tokenizer)
+        text = prompt_text(body, prompt, self.tokenizer)
         work = partial(headway_report, prompt, answers[0], text, told_in_full=in_full, everything=everything)
         return await self._tokenizing.run(work, len(prompt.text), body.user or body.cache_salt or "") | told
 
-    async def _tokenize(self, work: Callable[[], T], size: int, body: GenerationFields, http: Request) -> T:
+    async def _tokenize(self, work: Callable[[], T], size: int, body: CommonFields | None, http: Request) -> T:
         """Run `work`, which tokenises `size` characters.
 
         Raises:
             RequestError: What `work` raises, or the client went away meanwhile.
         """
-        client = body.user or body.cache_salt or (http.client.host if http.client else "")
+        named = "" if body is None else body.user or body.cache_salt
+        client = named or (http.client.host if http.client else "")
         working = asyncio.ensure_future(self._tokenizing.run(work, size, client))
         if not await _unless_gone(working, http.receive):
             raise RequestError("the client went away while its request was tokenised")
@@ -265,6 +326,7 @@ class GenerationService:
         form: Format,
         http: Request,
         asked: tuple[Constraint, str] | None,
+        ignored: Sequence[str],
     ) -> Response:
         constraint = await self._constraint(asked)
         handles: list[RequestHandle] = []
@@ -274,18 +336,17 @@ class GenerationService:
                 if form.reads_special:
                     requests = [replace(request, special_shown=True) for request in requests]
                 told = body.headway.explain and self._tells_in_full(body)
-                requests[0] = replace(requests[0], find_displaced=told)  # the report is of the first answer
+                requests[0] = replace(requests[0], find_displaced=told, tell_kept=form.tells_kept)  # for all answers
                 handles += self.engine.submit_group(requests)
         except BaseException:
             _abort(handles)
             raise
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        job = _Job(form, prompts, handles, partial(self._tell, body), include_usage)
+        job = _Job(form, prompts, handles, partial(self._tell, body, ignored))
         if body.stream:
             return _EventStream(job)
         with _aborting(handles):
             if await _unless_gone(_collect(job), http.receive):
-                return JSONResponse(form.whole(job.choices, job.totals()) | await job.report())
+                return JSONResponse(form.whole(job.choices, await job.report()))
         return Response(status_code=499)  # nobody is there to read it
 
 
@@ -306,35 +367,39 @@ class _EventStream(Response):
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with contextlib.aclosing(_events(self._job)) as chunks:
-            async for chunk in chunks:
-                data = f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk, separators=(',', ':'))}\n\n"
-                await send({"type": "http.response.body", "body": data.encode(), "more_body": True})
+        async with contextlib.aclosing(_events(self._job)) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": _sent(event), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _events(job: _Job) -> AsyncGenerator[dict[str, Any] | str, None]:
-    """The chunks of a streamed answer, `[DONE]` at its end, or the error that ended it."""
-    for choice in job.choices:
-        opening = job.format.opening(choice.index)
-        if opening is not None:
-            yield opening
-    open_choices = len(job.choices)
+def _sent(event: Event) -> bytes:
+    """An event as the stream has it."""
+    if isinstance(event, str):
+        return f"data: {event}\n\n".encode()
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+
+
+async def _events(job: _Job) -> AsyncGenerator[Event, None]:
+    """The events of a streamed answer, or those of the error that ended it."""
+    for event in job.format.opening(len(job.choices)):
+        yield event
+    left, events = len(job.choices), list[Event]()
     try:
         async with contextlib.aclosing(_merged(job.handles)) as deltas:
             async for index, delta in deltas:
                 job.choices[index].add(delta)
-                open_choices -= delta.result is not None
-                chunk = job.format.chunk(index, delta)
-                if chunk is not None:
-                    last = open_choices == 0 and delta.result is not None and not job.include_usage
-                    yield chunk | {"usage": job.totals()} | await job.report() if last else chunk
-        if job.include_usage:
-            yield job.format.closing(job.totals()) | await job.report()
-        yield "[DONE]"
+                left -= delta.result is not None
+                events = list(job.format.chunks(index, delta))
+                for event in events if left else ():
+                    yield event
+        for event in job.format.closing(events, job.choices, await job.report()):
+            yield event
     except HeadwayError as error:
         log_failure(error)
-        yield error_body(error)
+        for event in job.format.failed(error):
+            yield event
 
 
 async def _collect(job: _Job) -> None:
@@ -405,6 +470,19 @@ async def _unless_gone(work: Awaitable[object], receive: Receive) -> bool:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _size(body: ChatRequest | CompletionRequest) -> int:
+    """Characters of its prompts."""
+    if isinstance(body, ChatRequest):
+        return sum(len(part) for message in body.messages for part in message.parts())
+    given = body.prompt
+    return len(given) if isinstance(given, str) else sum(len(one) for one in given if not isinstance(one, int))
+
+
+def _usage_last(body: GenerationFields) -> bool:
+    """Whether the token counts of a stream are in a chunk of their own."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
 @contextlib.contextmanager

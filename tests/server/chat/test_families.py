@@ -260,6 +260,34 @@ def test_a_call_that_was_cut_off_leaves_those_before_it(special: dict[str, list[
         assert found.content.strip() == call[:20].strip()
 
 
+@pytest.mark.parametrize("name", ["hermes", "kimi", "mistral", "harmony"])
+def test_a_call_is_told_by_its_name_first_and_then_as_it_is_written(special: dict[str, list[str]], name: str):
+    text, expected = next((text, piece) for family, text, piece in EXAMPLES if family == name and piece.calls)
+    answer = ReadAnswer(answer_form(words(name, special), "", "", TOOLS))
+    told = [call for sign in text for call in answer.read(sign, ended=False).calls]
+    first = expected.calls[0]
+    assert (told[0].name, told[0].arguments) == (first.name, "{")
+    assert len(told) >= len(first.arguments), "each sign by itself"
+    assert answer.calls == len(expected.calls)
+
+
+def test_a_call_that_is_cut_off_in_its_arguments_is_one_and_so_is_one_with_words_behind_them(
+    special: dict[str, list[str]],
+):
+    """As in OpenAI's API: where an answer ends by its length, the last call's arguments may be no JSON."""
+    form = answer_form(words("hermes", special), "", "", TOOLS)
+    begun = 'Look. <tool_call>\n{"name": "get-time", "arguments": '
+    for written, arguments, behind in (
+        ('{"zone": "U}{\\\\\\"T', '{"zone": "U}{\\\\\\"T', ""),
+        ('{"zone": "UTC"} or so}\n</tool_call> Yes.', '{"zone": "UTC"}', "or so} Yes."),
+        ('{"zone": UTC}}\n</tool_call> Yes.', '{"zone": UTC}', "} Yes."),
+    ):
+        for size in (1000, 5, 1):
+            found = read(form, begun + written, size)
+            assert [(call.name, call.arguments) for call in found.calls] == [("get-time", arguments)]
+            assert "".join(found.content.split()) == "".join(f"Look. {behind}".split())
+
+
 def test_reasoning_that_the_template_has_begun(special: dict[str, list[str]]):
     tokenizer = words("hermes", special, "<tool_call> <think> </think>")
     form = answer_form(tokenizer, "", "<|im_start|>assistant\n<think>\n", [])

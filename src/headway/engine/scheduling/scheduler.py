@@ -166,6 +166,7 @@ class Scheduler:
                 kept[i], told[i] = self._take_row(request, int(step.starts[i]), len(scheduled.work.tokens[i]), answer)
                 sampled[i, : told[i]] = answer.tokens[: told[i]]
         self.cache.commit(step, kept, sampled, told)
+        self._tell_kept()
         self._queue.charge_each((r.user, tokens) for r, tokens in zip(scheduled.requests, told.tolist(), strict=True))
         for request, fault in failed:
             self._fail_row(request, fault)
@@ -526,6 +527,14 @@ class Scheduler:
             delta = replace(delta, result=request.result())
         self._news.append(Update(request, delta))
         return told
+
+    def _tell_kept(self) -> None:
+        """Add to first deltas how much of the prompt is kept, where that was asked for."""
+        for i, update in enumerate(self._news):
+            if update.asks_what_is_kept and update.request.lease is not None:
+                namespace = update.request.lease.prompt.namespace
+                prompt = Prompt(update.request.request.tokens, namespace=namespace)
+                self._news[i] = update.telling(self.cache.lookup(prompt).tokens)
 
     def _rows(self, requests: Sequence[RunningRequest]) -> NDArray[np.int64]:
         return np.array([request.lease.row for request in requests if request.lease is not None], dtype=np.int64)

@@ -17,6 +17,7 @@ __all__ = [
     "CalledFunction",
     "Function",
     "Message",
+    "Name",
     "NamedFunction",
     "NamedTool",
     "TextPart",
@@ -24,7 +25,7 @@ __all__ = [
     "ToolCall",
 ]
 
-_Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
 class CacheControl(Record):
@@ -73,6 +74,7 @@ class ToolCall(Record):
     type: Literal["function"] = "function"
     id: str | None = None
     function: CalledFunction
+    cache_control: CacheControl | None = None
 
 
 class Message(Record):
@@ -100,7 +102,7 @@ class Message(Record):
 class Function(Record):
     """A function that the model may call; `parameters` is a JSON schema of an object."""
 
-    name: _Name
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -2,7 +2,7 @@
 
 transformers' parser finds the parts. Around it stands what a server needs: the same pieces whether an answer is
 streamed or not, only the white space that a model wrote between two parts left out, and nothing lost. What looks like
-a call and is none (cut off in the middle, or no JSON) is given out as it was written.
+a call and is none (no JSON, or cut off before its arguments) is given out as it was written.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import secrets
 import string
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
 from headway.engine import RequestResult, TextTokenizer
+from headway.server.chat.arguments import WrittenCall, written_calls
 from headway.server.chat.families import family_of
 
 __all__ = ["AnswerForm", "AnswerReader", "Call", "Piece", "ReadAnswer", "answer_form"]
@@ -32,21 +33,17 @@ _BETWEEN = re.compile(r"[\s;,]*")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool.
+    """A call of a tool, or more of the arguments of the last one.
 
     Attributes:
         id: By which its result is sent back.
-        name: The function.
-        arguments: A JSON object, as text.
+        name: The function; empty for more of the last call.
+        arguments: A JSON object, as text, as far as it has come.
     """
 
     id: str
     name: str
     arguments: str
-
-    def written(self) -> dict[str, Any]:
-        """As OpenAI's API writes it."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass
@@ -56,7 +53,7 @@ class Piece:
     Attributes:
         reasoning: What was thought.
         content: What is said.
-        calls: Tools that are called, whole.
+        calls: Tools that are called; the first may be more of a call in the piece before.
     """
 
     reasoning: str = ""
@@ -69,7 +66,11 @@ class Piece:
     def __iadd__(self, other: Piece) -> Piece:
         self.reasoning += other.reasoning
         self.content += other.content
-        self.calls += other.calls
+        for call in other.calls:
+            if call.name or not self.calls:
+                self.calls.append(call)
+            else:
+                self.calls[-1] = replace(self.calls[-1], arguments=self.calls[-1].arguments + call.arguments)
         return self
 
 
@@ -132,11 +133,11 @@ class ReadAnswer:
     """One answer as far as it has been read, whether it has a form or is nothing but text.
 
     Attributes:
-        calls: The calls in it.
+        calls: How many calls have begun in it.
     """
 
     def __init__(self, form: AnswerForm | None) -> None:
-        self.calls: list[Call] = []
+        self.calls = 0
         self._reader = None if form is None else AnswerReader(form)
 
     def read(self, text: str, *, ended: bool) -> Piece:
@@ -146,7 +147,7 @@ class ReadAnswer:
         piece = self._reader.read(text)
         if ended:
             piece += self._reader.end()
-        self.calls += piece.calls
+        self.calls += sum(bool(call.name) for call in piece.calls)
         return piece
 
     def finish_reason(self, result: RequestResult | None) -> str | None:
@@ -167,6 +168,9 @@ class AnswerReader:
         self._spaces = {"content": "", "reasoning": ""}
         self._begun: set[str] = set()
         self._calls = 0
+        self._tells_written, self._opening = written_calls(form.template)
+        self._written: WrittenCall | None = None
+        """The call that is being written."""
         special = sorted(form.special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
@@ -195,15 +199,14 @@ class AnswerReader:
                 piece += self._take(event)
         except (AttributeError, KeyError, TypeError, ValueError):
             self._parser = None
-            return Piece(content=self._plain(self._unread))
+            begun = self._written is not None and self._written.name
+            return Piece(content=self._plain(self._written.rest if begun and self._written else self._unread))
         return piece
 
     def _take(self, event: Mapping[str, Any]) -> Piece:
         name, kind = event["field"], event["type"]
         if name == "tool_calls":
-            calls = list(self._called(event["value"])) if kind == "region_close" else []
-            self._unread = "" if calls else self._unread
-            return Piece(calls=calls)
+            return Piece(calls=list(self._call(event)))
         part = "reasoning" if name in _REASONING else name
         if part not in self._spaces:
             return Piece()
@@ -214,6 +217,28 @@ class AnswerReader:
         self._unread = self._unread.partition(event["text"])[2]
         said = self._said(part, event["text"])
         return Piece(reasoning=said) if part == "reasoning" else Piece(content=said)
+
+    def _call(self, event: Mapping[str, Any]) -> Iterator[Call]:
+        """What an event adds to a call, or the calls that it completes.
+
+        Raises:
+            ValueError, KeyError, TypeError: There is none.
+        """
+        if event["type"] == "region_open":
+            full = self._form.most_calls is not None and self._calls >= self._form.most_calls
+            self._written = WrittenCall(self._opening, self._unread) if self._tells_written and not full else None
+        elif event["type"] == "region_chunk" and self._written is not None:
+            begun, text = self._written.name, self._written.take(event["text"])
+            if self._written.name and not begun:
+                self._calls += 1
+                yield Call(self._written.id or self._new_id(), self._written.name, text)
+            elif text:
+                yield Call("", "", text)
+        elif event["type"] == "region_close":
+            if self._written is None or not self._written.name:
+                yield from self._called(event["value"])
+            self._unread = "" if self._written is None else self._written.next_opening(self._unread)
+            self._written = None
 
     def _said(self, part: str, text: str) -> str:
         """Text of a part with the white space in front of it held back until something follows."""

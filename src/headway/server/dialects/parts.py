@@ -1,0 +1,103 @@
+"""An answer as a list of parts, one behind the other: what other APIs call items or blocks.
+
+Both other dialects write an answer so. An answer that is streamed and one that is not are the same list: the whole one
+is read in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway.engine import RequestResult
+from headway.server.chat.reading import AnswerForm, ReadAnswer
+
+__all__ = ["AnswerParts", "Change", "Part"]
+
+
+@dataclass
+class Part:
+    """A part of an answer.
+
+    Attributes:
+        kind: What it is.
+        text: What was thought or said, or the arguments of the call as JSON; as far as it has come.
+        id: Of a call.
+        name: Of the function that is called.
+    """
+
+    kind: Literal["reasoning", "content", "call"]
+    text: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What has happened to a part.
+
+    Attributes:
+        kind: It has begun, grown, or ended.
+        index: Its place in the list.
+        part: The part.
+        text: What it has grown by.
+    """
+
+    kind: Literal["begun", "grown", "ended"]
+    index: int
+    part: Part
+    text: str = ""
+
+
+@dataclass
+class AnswerParts:
+    """The parts of one answer as far as it has come.
+
+    Attributes:
+        form: How the model writes its answers.
+        parts: The parts.
+        finish_reason: Why it ended, once it has.
+    """
+
+    form: AnswerForm | None
+    parts: list[Part] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        """Begin to read."""
+        self._answer = ReadAnswer(self.form)
+
+    def take(self, text: str, result: RequestResult | None) -> Iterator[Change]:
+        """What `text`, the next of the answer, does to the list; with `result` it was the last."""
+        piece = self._answer.read(text, ended=result is not None)
+        if piece.reasoning:
+            yield from self._grow("reasoning", piece.reasoning)
+        if piece.content:
+            yield from self._grow("content", piece.content)
+        for call in piece.calls:
+            if call.name:
+                yield from self._begin(Part("call", "", call.id, call.name))
+            if call.arguments:
+                yield from self._grow("call", call.arguments)
+        self.finish_reason = self._answer.finish_reason(result)
+        if result is not None:
+            if not self.parts:
+                yield from self._begin(Part("content"))
+            yield from self._end()
+
+    def _grow(self, kind: Literal["reasoning", "content", "call"], text: str) -> Iterator[Change]:
+        if not self.parts or self.parts[-1].kind != kind:
+            yield from self._begin(Part(kind))
+        last = self.parts[-1]
+        last.text += text
+        yield Change("grown", len(self.parts) - 1, last, text)
+
+    def _begin(self, part: Part) -> Iterator[Change]:
+        yield from self._end()
+        self.parts.append(part)
+        yield Change("begun", len(self.parts) - 1, part)
+
+    def _end(self) -> Iterator[Change]:
+        if self.parts:
+            yield Change("ended", len(self.parts) - 1, self.parts[-1])
