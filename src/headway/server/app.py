@@ -96,9 +96,7 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     keyed = [Depends(_key_check(options.api_keys))]
     for routes in (_api_routes(service), dialect_routes(service), view.routes()):
         app.include_router(routes, dependencies=keyed)
-    wrapped: ASGIApp = HeadAsGet(
-        metrics.around(app)
-    )  # counted next to the application, which knows the route
+    wrapped: ASGIApp = HeadAsGet(metrics.around(app))  # counted next to the application, which knows the route
     if options.cors_origins:
         wrapped = CORSMiddleware(
             wrapped, options.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
