@@ -1,6 +1,6 @@
 """Check the Grafana dashboard against a real Prometheus that scrapes a loaded server. Run by `make check-prometheus`.
 
-    python tools/check_prometheus.py [--prometheus PROGRAM]
+    python tools/check_prometheus.py [--prometheus PROGRAM] [--dashboard FILE ...]
 
 Starts a server of the built-in model and puts it under load, lets Prometheus scrape it, and runs every query of
 `deploy/grafana/headway.json`, and of its variables, by Prometheus's own HTTP API. A query that fails, finds nothing,
@@ -35,7 +35,7 @@ scrape_configs:
   - job_name: headway
     static_configs: [{targets: ["TARGET"]}]
 """
-VARIABLES = {"$__rate_interval": "1m", "$instance": ".*", "$model_name": ".*"}
+DURATION, VARIABLE = re.compile(r"\$__\w+"), re.compile(r"=~?\s*\"\$\w+\"")
 SCRAPES = 8
 START_SECONDS = 60.0
 
@@ -76,10 +76,8 @@ class Prometheus:
 
 
 def plain(query: str) -> str:
-    """A query with values for the variables of the dashboard."""
-    for name, value in VARIABLES.items():
-        query = query.replace(name, value)
-    return query
+    """A query with values for the variables of the dashboard: a minute, and all of everything."""
+    return VARIABLE.sub('=~".*"', DURATION.sub("1m", query))
 
 
 def queries(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -101,11 +99,9 @@ def faults(prometheus: Prometheus, board: dict[str, Any]) -> Iterator[str]:
         elif all(one["value"][1] == "NaN" for one in found):
             yield f"{title}: {query}\n    finds NaN only"
     for variable in board["templating"]["list"]:
-        if asked := re.fullmatch(r"label_values\((.+), (\w+)\)", plain(variable.get("definition", ""))):
-            if not prometheus.ask(f"label/{asked[2]}/values", **{"match[]": asked[1]}):
-                yield f"variable {variable['name']}: {asked[0]} finds nothing"
-        elif variable["type"] == "query":
-            yield f"variable {variable['name']} is no label_values(...) of a metric and a label"
+        asked = re.fullmatch(r"label_values\((?:(.+), ?)?(\w+)\)", plain(variable.get("definition", "")))
+        if asked and not prometheus.ask(f"label/{asked[2]}/values", **({"match[]": asked[1]} if asked[1] else {})):
+            yield f"variable {variable['name']}: {asked[0]} finds nothing"
 
 
 def lint_faults(program: str, server: WatchedServer) -> Iterator[str]:
@@ -123,11 +119,12 @@ def lint_faults(program: str, server: WatchedServer) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--prometheus", default=shutil.which("prometheus"), help="the program (from the path)")
+    parser.add_argument("--dashboard", nargs="+", type=Path, default=[DASHBOARD], help="those of others, for vLLM")
     arguments = parser.parse_args()
     if not arguments.prometheus:
         print("there is no `prometheus` here: apt install prometheus, or name it by --prometheus", file=sys.stderr)
         return 2
-    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    boards = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.dashboard]
     with tempfile.TemporaryDirectory() as folder, watched_server() as server:
         prometheus = Prometheus(arguments.prometheus, server.url.removeprefix("http://"), Path(folder))
         try:
@@ -140,12 +137,14 @@ def main() -> int:
             loading.join()
             while prometheus.scrapes() < before + SCRAPES and time.monotonic() < deadline:
                 time.sleep(0.5)
-            found = [*lint_faults(arguments.prometheus, server), *faults(prometheus, board)]
+            found = list(lint_faults(arguments.prometheus, server))
+            for board in boards:
+                found += faults(prometheus, board)
             scrapes = prometheus.scrapes()
         finally:
             prometheus.stop()
     print("\n".join(found), end="\n" if found else "")
-    count = len(list(queries(board)))
+    count = sum(len(list(queries(board))) for board in boards)
     print(f"{count} queries on {scrapes} scrapes, {len(found)} faults")
     return 1 if found or not scrapes else 0
 

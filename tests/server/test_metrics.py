@@ -147,6 +147,18 @@ def test_levels_while_requests_run_and_wait():
         assert told['http_requests_total{handler="/v1/completions",method="POST",status="429"}'] == 1
 
 
+def test_answers_to_one_prompt_are_one_group(server: Running):
+    server.complete("Hello", max_tokens=4, ignore_eos=True)
+    body = {"max_tokens": 9, "ignore_eos": True, "temperature": 0.9, "seed": 1}
+    stops = server.complete(["Hello", "World"], n=3, stop=["a", "e", "i", "o", "u"], **body)
+    told, lengths = samples(server), stops["usage"]["completion_tokens"]
+    assert told["vllm:request_params_n_sum"] == 1 + 3 + 3
+    assert told["vllm:request_params_n_count"] == told["vllm:request_max_num_generation_tokens_count"] == 3
+    assert told["vllm:request_generation_tokens_sum"] == 4 + lengths
+    assert 4 + lengths / 3 <= told["vllm:request_max_num_generation_tokens_sum"] <= 4 + 9 + 9
+    assert told["vllm:request_max_num_generation_tokens_sum"] < 4 + lengths
+
+
 def test_what_is_pinned_is_in_use(server: Running):
     server.complete("Once upon a time", max_tokens=2)
     assert samples(server)["vllm:kv_cache_usage_perc"] == 0, "what may go counts as free"

@@ -86,6 +86,13 @@ def test_the_cache_is_judged_by_what_could_be_reused(
     assert board.record(7.0, unavailable="ranks are lost").verdict.level == "bad"
 
 
+def test_the_speed_is_that_of_the_last_minute():
+    board = Board("headway", "m", 0.0)
+    for now, generated in ((0, 0), (50, 5000), (100, 5600), (110, 6000)):
+        board.add(values() | {"generation_tokens": {"": generated}}, float(now))
+    assert board.record(110.0).tokens_per_second == (6000 - 5000) / 60
+
+
 def test_a_quiet_time_is_judged_by_the_whole():
     board = Board("headway", "m", 0.0)
     for now in range(0, 1000, 5):

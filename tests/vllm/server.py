@@ -97,6 +97,7 @@ class Server:
         print("vllm", *command, flush=True)
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment |= {"VLLM_PLUGINS": "headway"}  # for the routes
         self._url = f"http://127.0.0.1:{port}"
         self.lines: list[str] = []
         self._ready = threading.Event()
@@ -185,6 +186,11 @@ def judge(server: Server) -> list[tuple[str, bool, str]]:
     lost = _metric(text, "headway_prompt_lost_tokens_total")
     checks.append(("/metrics: hits", hits == cached, f"{hits:.0f} of {asked:.0f}"))
     checks.append(("/metrics: every lost token has a reason", hits + sum(lost.values()) == asked > 0, str(lost)))
+    live = json.loads(server.get("/v1/headway/live")[1])
+    total, page = live["total"], server.get("/headway")
+    agrees = (total["prompt_tokens"], total["reused_tokens"], live["running"]) == (asked, hits, 0)
+    checks.append(("the live page: its data is that of /metrics", agrees, str(live["verdict"])))
+    checks.append(("the live page: is there", page[0] == 200 and "v1/headway/live" in page[1], str(page[0])))
     return checks
 
 

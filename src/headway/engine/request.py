@@ -47,6 +47,7 @@ class GenerationRequest:
         stop_shown: A stop string that ends the answer is part of its text.
         special_shown: Special tokens of the answer are part of its text.
         tell_kept: Say with the first token how much of the prompt is kept now.
+        answers: How many answers the prompt gets, each by a request of its own with the same `tokens`; for observers.
     """
 
     tokens: Int32s
@@ -69,6 +70,7 @@ class GenerationRequest:
     stop_shown: bool = False
     special_shown: bool = False
     tell_kept: bool = False
+    answers: int = 1
 
 
 @dataclass

@@ -50,6 +50,7 @@ def generation_requests(
         "pin_seconds": _pin_seconds(request, engine.config.pin_seconds),
         "stop_shown": request.include_stop_str_in_output,
         "special_shown": not request.skip_special_tokens,
+        "answers": request.n or 1,
     }
     if pin and request.headway.no_store:
         raise RequestError("pin keeps a prefix and no_store keeps nothing; choose one", "headway.pin", "invalid_value")

@@ -23,6 +23,7 @@ _SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 2
 _TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+_ANSWERS = (1, 2, 5, 10, 20)
 _ENDS = ("stop", "length", "abort", "error")
 
 
@@ -55,6 +56,12 @@ class VllmMetrics:
         self._computed = histogram(
             "request_prefill_kv_computed_tokens", "Prompt tokens that were not cached, per admitted request.", tokens
         )
+        self._answers = histogram("request_params_n", "Answers that were asked for, per prompt.", _ANSWERS)
+        self._longest = histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest answer, per prompt.", tokens
+        )
+        self._groups: dict[int, tuple[int, int]] = {}
+        """By prompt with several answers, some of which have ended: tokens of the longest, and how many run."""
         self._preempted = histogram("request_num_preemptions", "How often a request gave way.", _PREEMPTIONS)
 
     def request_finished(self, result: RequestResult) -> None:
@@ -73,6 +80,14 @@ class VllmMetrics:
         self._preempted.observe(result.preemptions)
         if times.admitted is not None:
             self._computed.observe(result.prompt_tokens - result.cached_tokens)
+
+        most, left = self._groups.pop(id(result.request.tokens), (0, result.request.answers))
+        most, left = max(most, answered), left - 1
+        if left:
+            self._groups[id(result.request.tokens)] = most, left
+        else:
+            self._answers.observe(result.request.answers)
+            self._longest.observe(most)
 
     def step_done(self, tokens: int) -> None:
         """Take the size of a step."""
