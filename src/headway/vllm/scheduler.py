@@ -71,7 +71,7 @@ class Scheduler(vllm_scheduler.Scheduler):
 
     def add_request(self, request: Any) -> None:
         """As vLLM's. A dry run is done at once, and told with the next step's outputs."""
-        told = self.kv_cache_manager.dry_run(request)
+        told = self.kv_cache_manager.add_request(request)
         if told is None:
             super().add_request(request)
             return
