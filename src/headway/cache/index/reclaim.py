@@ -83,7 +83,7 @@ class Reclaimer:
         self._residency = residency
         self._usage = usage
         self.keep = keep
-        self._span = min((table.span for table in tree.tables), default=1)
+        self._span = geometry.least_span
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, keep.policy)
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
