@@ -71,10 +71,12 @@ class _Part:
 
     Attributes:
         step: Of this request alone.
-        drafts: How many of its tokens are drafts, the last ones.
+        count: Its tokens.
+        drafts: How many of them are drafts, the last ones.
     """
 
     step: Step
+    count: int
     drafts: int = 0
 
 
@@ -117,7 +119,7 @@ class _Run:
     last_stop: int
     room: int = 0
     sent: list[int] = field(default_factory=list)
-    parts: deque[_Part] = field(default_factory=deque)
+    parts: list[_Part] = field(default_factory=list)
     admitted: bool = False
     whole: bool = True
     failed: bool = False
@@ -299,7 +301,7 @@ class KVCacheManager:
         step = self.cache.extend_one(run.row, num_new_tokens, whole=True)
         if step.counts.item() == 0:
             return None
-        self._planned[rid] = part = _Part(step)
+        self._planned[rid] = part = _Part(step, num_new_tokens)
         run.parts.append(part)
         if len(step.copies):
             self._copies[rid] = step.copies
@@ -426,10 +428,10 @@ class KVCacheManager:
 
     def _commit(self, run: _Run, tokens: Sequence[int]) -> None:
         """Commit the older step of a request, which sampled `tokens`."""
-        part = run.parts.popleft()
+        part = run.parts.pop(0)
         rejected = max(0, part.drafts - max(0, len(tokens) - 1))
-        newer = run.parts[0].step.counts.item() if rejected and run.parts else 0
-        self.cache.commit_one(part.step, part.step.counts.item() - rejected, tokens)
+        newer = run.parts[0].count if rejected and run.parts else 0
+        self.cache.commit_one(part.step, part.count - rejected, tokens)
         run.whole = rejected == part.drafts
         if newer:  # the worker puts the newer step behind what was accepted: so it is planned anew, there
             run.parts[0].step = again = self.cache.extend_one(run.row, newer, whole=True)
