@@ -84,5 +84,5 @@ class OneByOne:
 
     def blocks(self, request: Request) -> list[int]:
         """All pages of a request, but vLLM's null page."""
-        groups = self.manager.get_block_ids(request.request_id) or ()
+        groups = self.manager.get_blocks(request.request_id).get_block_ids() or ()
         return [block for group in groups for block in group if block]

@@ -19,6 +19,7 @@ import torch
 from tests.vllm.standin import worker_groups
 from tests.vllm.worker import EmulatedWorker
 from vllm.config import CacheConfig, DeviceConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.kv_cache_interface import (
@@ -33,6 +34,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 import headway.vllm
+from headway.cache import DEFAULT_PLACEMENT, EVICTIONS
 
 MAX_LEN = 512
 LAYOUTS = ("full", "hybrid", "windows", "chunks", "spans", "all")
@@ -82,7 +84,16 @@ def _drafting(drafts: int) -> Any:
     return made
 
 
-def make(layout: str, blocks: int, *, drafts: int = 0, ahead: bool = False, dcp: int = 1, policy: str = "fcfs") -> Any:
+def make(
+    layout: str,
+    blocks: int,
+    *,
+    drafts: int = 0,
+    ahead: bool = False,
+    dcp: int = 1,
+    policy: str = "fcfs",
+    options: dict[str, Any] | None = None,
+) -> Any:
     """A scheduler, and the configuration of its KV cache."""
     scheduling = SchedulerConfig(
         max_model_len=MAX_LEN,
@@ -103,7 +114,7 @@ def make(layout: str, blocks: int, *, drafts: int = 0, ahead: bool = False, dcp:
     config.parallel_config.decode_context_parallel_size = dcp
     config.parallel_config.worker_extension_cls = "headway.vllm.WholePages"
     config.cache_config.mamba_cache_mode, config.cache_config.num_gpu_blocks = "none", blocks
-    config.additional_config = {"headway": {"check": True}}
+    config.additional_config = {"headway": {"check": True, **(options or {})}}
     object.__setattr__(config, "speculative_config", _drafting(drafts) if drafts else None)
     no = ("uses_mrope", "is_encoder_decoder", "is_diffusion", "supports_multimodal_inputs", "return_sampling_mask")
     model = SimpleNamespace(
@@ -137,12 +148,13 @@ class Run:
         worker: What checks it.
         hits: Tokens that were not computed at first admission, and after preemption.
         preemptions: How often.
+        turns: More input for sessions.
     """
 
     def __init__(self, seed: int, layout: str, blocks: int, **given: Any) -> None:
         """All is random, by `seed`."""
         self.rng, self.drafts, self.ahead = random.Random(seed), given.get("drafts", 0), given.get("ahead", False)
-        self.scheduler, planned = make(layout, blocks, **given)
+        self.scheduler, planned = make(layout, blocks, options=self._options(), **given)
         self.worker = EmulatedWorker(
             worker_groups(planned, shards=given.get("dcp", 1), drafts=self.drafts > 0),
             sample=lambda rid, position: self.rng.randrange(9),
@@ -152,7 +164,16 @@ class Run:
         )
         self.said = [[self.rng.randrange(1000) for _ in range(self.rng.randrange(20, 200))] for _ in range(4)]
         self.live: dict[str, Request] = {}
-        self.hits = self.preemptions = 0
+        self.hits = self.preemptions = self.turns = 0
+
+    def _options(self) -> dict[str, Any]:
+        """What an operator may choose."""
+        rng, placement = self.rng, [*DEFAULT_PLACEMENT]
+        if rng.random() < 0.4:
+            placement = rng.sample(placement, rng.randrange(1, len(placement) + 1))
+            placement += [] if self.drafts else [f"interval:{rng.randrange(5, 60)}"]
+        chosen = {"placement": placement, "alignment": rng.choice([1, 1, 4, 8])}
+        return chosen | {"eviction": rng.choice(EVICTIONS), "explain": rng.choice(["own", "all", "off"])}
 
     def serve(self, requests: int) -> None:
         """Serve random requests that share, stop, are aborted and come back."""
@@ -164,7 +185,7 @@ class Run:
             if self.live and rng.random() < 0.03:
                 self._end(rng.choice(list(self.live)), abort=True)
             if rng.random() < 0.01:
-                scheduler.reset_prefix_cache(reset_running_requests=not self.ahead and rng.random() < 0.5)
+                scheduler.reset_prefix_cache(reset_running_requests=rng.random() < 0.5)
             out = scheduler.schedule()
             self.hits += sum(new.num_computed_tokens for new in out.scheduled_new_reqs)
             self.preemptions += len(out.preempted_req_ids or ())
@@ -181,15 +202,39 @@ class Run:
         shared = len(base) if rng.random() < 0.4 else rng.randrange(1, len(base) + 1)
         tokens = (base[:shared] + [rng.randrange(1000) for _ in range(rng.randrange(30))])[:400]
         stops = [5] if rng.random() < 0.5 else []
-        given = SamplingParams(max_tokens=rng.randrange(1, 25), temperature=0.0, stop_token_ids=stops)
-        self.live[name] = request = Request(
-            name, tokens, given, None, priority=rng.randrange(3), cache_salt=rng.choice([None, None, "s"])
-        )
+        self.live[name] = request = self._request(name, tokens, stops, resumable=rng.random() < 0.1)
         self.scheduler.add_request(request)
+        if request.resumable and rng.random() < 0.5:  # more input before the first answer
+            self._go_on(name, more=True)
+
+    def _go_on(self, name: str, *, more: bool) -> None:
+        """More input for a session, or none."""
+        tokens = [self.rng.randrange(1000) for _ in range(self.rng.randrange(1, 40))]
+        self.scheduler.add_request(self._request(name, tokens, [], resumable=more))
+        self.turns += more
+
+    def _request(self, name: str, tokens: list[int], stops: list[int], *, resumable: bool) -> Request:
+        rng, wishes = self.rng, {}
+        if rng.random() < 0.3:
+            wishes = {"headway_explain": True, "headway_pin": rng.randrange(len(tokens) + 1)}
+            wishes |= {"headway_breakpoints": [rng.randrange(1, len(tokens) + 1)], "headway_pin_seconds": 0.05}
+        given = SamplingParams(
+            max_tokens=rng.randrange(1, 25), temperature=0.0, stop_token_ids=stops, extra_args=wishes or None
+        )
+        adapter = rng.choice([None, None, None, "a", "b"])
+        lora = LoRARequest(adapter, ord(adapter), f"/{adapter}") if adapter else None
+        salt, priority = rng.choice([None, None, "s"]), rng.randrange(3)
+        return Request(
+            name, tokens, given, None, lora_request=lora, priority=priority, cache_salt=salt, resumable=resumable
+        )
 
     def _end(self, name: str, *, abort: bool = False) -> None:
-        request = self.live.pop(name, None)
-        if request is not None:
+        request = self.live.get(name)
+        if request is not None and request.resumable and not abort and name in self.scheduler.requests:
+            self._go_on(name, more=self.rng.random() < 0.6 and request.num_tokens < 350)
+            if name in self.scheduler.requests:
+                return
+        if self.live.pop(name, None) is not None:
             self.said.append(list(request._all_token_ids))
             if abort:
                 self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -215,7 +260,9 @@ def main() -> None:
     asked = parser.parse_args()
     ways = [{"drafts": d, "ahead": a} for d in (0, 2) for a in (False, True)]
     ways += [{"policy": "priority"}, {"policy": "priority", "ahead": True}]
-    print("layout    way                                blocks  forwards    reads  copies  preemptions  hit tokens")
+    print(
+        "layout    way                                blocks  forwards    reads  copies  preemptions  hit tokens  turns"
+    )
     for layout in asked.layout or LAYOUTS:
         for way in [*ways, *([{"dcp": 2}] if layout in ("full", "hybrid") else [])]:
             for blocks in asked.blocks:
@@ -229,7 +276,11 @@ def main() -> None:
                         raise
                     runs.append(run)
                 sums = [sum(getattr(run.worker, name) for run in runs) for name in ("checked", "reads", "copied")]
-                sums += [sum(run.preemptions for run in runs), sum(run.hits for run in runs)]
+                sums += [
+                    sum(run.preemptions for run in runs),
+                    sum(run.hits for run in runs),
+                    sum(run.turns for run in runs),
+                ]
                 text = " ".join(f"{name}={value}" for name, value in way.items())
                 print(f"{layout:9} {text:34} {blocks:6}", *(f"{n:9}" for n in sums), flush=True)
 

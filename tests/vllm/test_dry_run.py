@@ -21,13 +21,13 @@ def test_what_is_told_is_what_happens_and_nothing_changes() -> None:
     world = World.make(1, "hybrid", blocks=90)
     _served(world, "a", list(range(60)), cache_salt="me")
     before = world.manager.cache.stats()
-    told = world.manager.dry_run(_asking(list(range(80)), "me"))
+    told = world.manager.add_request(_asking(list(range(80)), "me"))
     assert world.manager.cache.stats() == before
     assert told
     _, hit = _served(world, "b", list(range(80)), cache_salt="me")
     assert told["cached_tokens"] == hit > 0
     assert told["losses"][-1]["stop"] == told["prompt_tokens"] == 80
-    assert world.manager.dry_run(Request("c", list(range(80)))) is None
+    assert world.manager.add_request(Request("c", list(range(80)))) is None
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,20 @@ def test_what_is_told_is_what_happens_and_nothing_changes() -> None:
 )
 def test_who_may_ask(rule: str, salt: str | None, refused: str) -> None:
     world = World.make(1, "full", blocks=90, explain=rule)
-    told: Any = world.manager.dry_run(_asking(list(range(30)), salt))
+    told: Any = world.manager.add_request(_asking(list(range(30)), salt))
     assert refused in str(told.get("refused"))
     assert ("cached_tokens" in told) is not bool(refused)
+
+
+def test_what_no_prompt_can_be_is_said_and_ends_nothing() -> None:
+    """vLLM's engine would end with an error in `add_request`."""
+    world = World.make(1, "full", blocks=90, explain="all")
+    assert "negative" in str(world.manager.add_request(_asking([5, -1], None)))
+    request = Request("a", [5, -1])
+    assert world.manager.add_request(request) is None
+    world.scheduler.add_request(request)
+    world.scheduler.schedule()
+    assert "negative" in world.manager.unservable["a"]
 
 
 def test_the_log_says_what_fits() -> None:

@@ -53,13 +53,14 @@ class _Sequence:
     computed: int
     tables: list[list[int]]
     accepted: int = 0
+    adapter: int = 0
     sums: Tags = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def tags(self, end: int) -> Tags:
         """int64 [end], one tag per prefix."""
         have = self.sums
         if len(have) < end:
-            new = np.asarray(self.tokens[len(have) : end], dtype=np.uint64)
+            new = np.asarray(self.tokens[len(have) : end], dtype=np.uint64) + np.uint64(self.adapter << 20)
             with np.errstate(over="ignore"):
                 mixed = _mix(new * np.uint64(1_000_003) + np.arange(len(have), end, dtype=np.uint64)).astype(np.int64)
                 more = np.cumsum(mixed) + (have[-1] if len(have) else 0)
@@ -151,15 +152,20 @@ class EmulatedWorker:
         """New, resumed and running requests: their tokens and tables."""
         for new in output.scheduled_new_reqs:
             tokens = getattr(new, "prefill_token_ids", None) or new.prompt_token_ids
+            lora = getattr(new, "lora_request", None)
             self.sequences[new.req_id] = _Sequence(
-                list(tokens), new.num_computed_tokens, [list(t) for t in new.block_ids]
+                list(tokens),
+                new.num_computed_tokens,
+                [list(t) for t in new.block_ids],
+                adapter=lora.lora_int_id if lora else 0,
             )
         cached = output.scheduled_cached_reqs
         for rid, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             sequence = self.sequences[rid]
             if rid in cached.resumed_req_ids:
                 tokens = cached.all_token_ids.get(rid, sequence.tokens)
-                self.sequences[rid] = _Sequence(list(tokens), computed, [list(table) for table in blocks])
+                tables = [list(table) for table in blocks]
+                self.sequences[rid] = _Sequence(list(tokens), computed, tables, adapter=sequence.adapter)
             elif blocks:
                 for table, more in zip(sequence.tables, blocks, strict=True):
                     table.extend(more)

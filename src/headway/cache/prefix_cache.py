@@ -546,11 +546,11 @@ class PrefixCache(Guarded):
         self, rows: ArrayLike, donate: str | None, reach: ArrayLike | None = None, first_phase: int = RUNNING
     ) -> None:
         which = longs("rows", rows).reshape(-1)
-        ends = np.full(len(which), FAR) if reach is None else longs("reach", reach).reshape(-1)
+        ends = [FAR] * len(which) if reach is None else longs("reach", reach).reshape(-1).tolist()
         if len(ends) != len(which):
             raise LeaseError(f"give one position of `reach` for each of the {len(which)} leases, not {len(ends)}")
         self._leases.check_rows(which, first_phase, RUNNING)
-        for row, end in zip(which.tolist(), ends.tolist(), strict=True):
+        for row, end in zip(which.tolist(), ends, strict=True):
             if donate is not None and self._leases.phase.item(row) == RUNNING:
                 self._committer.donate(row, donate, end)
             self._committer.close(row)

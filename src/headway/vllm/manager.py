@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -70,11 +71,28 @@ class _Part:
 
     Attributes:
         step: Of this request alone.
-        drafts: How many of its tokens are drafts, the last ones.
+        count: Its tokens.
+        drafts: How many of them are drafts, the last ones.
     """
 
     step: Step
+    count: int
     drafts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request from its arrival to its end.
+
+    Attributes:
+        prompt: Its tokens as the cache compares them; None if they are to be converted anew.
+        wishes: What it asks for.
+        first: Its first lease since its latest input.
+    """
+
+    prompt: Prompt | None
+    wishes: Wishes
+    first: Lease | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +102,7 @@ class _Run:
     Attributes:
         lease: The lease.
         row: Its row.
-        wishes: What it asks for.
+        asked: What is known of the request.
         last_stop: Position from which on it is to stop at no checkpoint any more.
         room: Position up to which the worker's tables reach.
         sent: Blocks of each table of attention that the worker has.
@@ -97,11 +115,11 @@ class _Run:
 
     lease: Lease
     row: int
-    wishes: Wishes
+    asked: _Asked
     last_stop: int
     room: int = 0
     sent: list[int] = field(default_factory=list)
-    parts: deque[_Part] = field(default_factory=deque)
+    parts: list[_Part] = field(default_factory=list)
     admitted: bool = False
     whole: bool = True
     failed: bool = False
@@ -162,16 +180,17 @@ class KVCacheManager:
         self._tables = [(i, geometry.group(groups.groups[i].name).table) for i in groups.attention]
         self._max_model_len, self._ahead = max_model_len, slots_ahead
         self._step = min(most_under_way, max_model_len)
+        pages = [group.spec.block_size for group in groups.groups if group.span]
+        self._page = max(pages, default=_FAR) if groups.states else _FAR
         self._watermark = int(watermark * groups.blocks)
         self._new_stats, self._new_copy = new_stats, new_copy
         self.prefix_cache_stats = new_stats() if new_stats else None
-        self._prompts: dict[str, tuple[Prompt, Wishes]] = {}
-        self._first: dict[str, Lease] = {}
         self.unservable: dict[str, str] = {}
         self.events: KvEvents | None = None
         self.waterfall, self.resumed_tokens, self.resumed_hit_tokens = Waterfall(), 0, 0
+        self._asked: dict[str, _Asked] = {}
         self._runs: dict[str, _Run] = {}
-        self._waiting: dict[str, _Run] = {}
+        self._opened: list[str] = []
         self._planned: dict[str, _Part] = {}
         self._flying: deque[tuple[Any, dict[str, _Part]]] = deque()
         self._copies: dict[str, np.ndarray[Any, Any]] = {}
@@ -195,10 +214,12 @@ class KVCacheManager:
 
     def new_step_starts(self) -> None:
         """A step is being planned. Who could not be admitted in the last one lets go of what it holds."""
-        for rid, run in self._waiting.items():
-            self.cache.abort([run.row])
-            del self._runs[rid]
-        self._waiting.clear()
+        for rid in self._opened:
+            run = self._runs.get(rid)
+            if run is not None and not run.admitted:
+                self.cache.abort([run.row])
+                del self._runs[rid]
+        self._opened.clear()
 
     def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> tuple[Blocks, int, int]:
         """Where a waiting request can start: blocks (none: `allocate_slots` gives all of them), tokens, and 0."""
@@ -209,57 +230,59 @@ class KVCacheManager:
         """A lease for a request, or None if the pool has no room for all of its tokens now, or never has."""
         rid, cache = request.request_id, self.cache
         try:
-            prompt, wishes = self._prompt(request)
+            prompt = self._prompt(request)
+            length = len(prompt.tokens)
             hit = cache.lookup(prompt)
-            need = cache.demand(hit, len(prompt.tokens), self._step)
-            if self._runs and cache.available - self._watermark < need <= self.groups.blocks:
+            room = cache.available - self._watermark
+            fits = not self._runs or cache.geometry.fits_anyway(room, length + self._ahead)
+            if not fits and room < cache.demand(hit, length, self._step) <= self.groups.blocks:
                 return None
-            unread = len(prompt.tokens) if request.skip_reading_prefix_cache else 0
-            lease = cache.lease(prompt, hit, own_blocks=True, least_hit=unread)
+            lease = cache.lease(
+                prompt, hit, own_blocks=True, least_hit=length if request.skip_reading_prefix_cache else 0
+            )
         except HeadwayError as error:
             self.unservable[rid] = str(error)
             return None
-        last_stop = _FAR if self._interval else len(prompt.tokens)
-        run = _Run(lease, lease.row, wishes, last_stop, sent=[0] * len(self._tables))
-        self._runs[rid] = self._waiting[rid] = run
+        last_stop = _FAR if self._interval else length
+        run = _Run(lease, lease.row, self._asked[rid], last_stop, sent=[0] * len(self._tables))
+        self._runs[rid] = run
+        self._opened.append(rid)
         return run
 
-    def _page_end(self, length: int) -> tuple[int, ...]:
-        """Where the last whole page of a prompt ends: vLLM's own place for a state.
+    def _prompt(self, request: Any) -> Prompt:
+        """The tokens of a request as the cache compares them. They are converted when it arrives, and if it has more.
 
-        Prompts that differ in their last question only can resume there before anyone has seen where they part. The
-        cache learns, as of the ends of messages, whether that pays.
+        Where the last whole page ends is vLLM's own place for a state. Prompts that differ in their last question only
+        can resume there before anyone has seen where they part. The cache learns, as of the ends of messages, whether
+        that pays.
         """
-        sizes = [group.spec.block_size for group in self.groups.groups if group.kind != "state"]
-        end = (length - 1) // max(sizes) * max(sizes) if sizes and self.groups.states else 0
-        return (end,) if end else ()
-
-    def _prompt(self, request: Any) -> tuple[Prompt, Wishes]:
-        """The tokens of a request as the cache compares them, and its wishes; they are converted once."""
-        known = self._prompts.get(request.request_id)
-        if known is not None and len(known[0].tokens) == request.num_tokens:
-            return known
-        tokens, lora = request._all_token_ids, request.lora_request
+        rid, length = request.request_id, request.num_tokens
+        known = self._asked.get(rid)
+        if known is not None and known.prompt is not None and len(known.prompt.tokens) == length:
+            return known.prompt
+        tokens, lora, given = request._all_token_ids, request.lora_request, request.prompt_embeds is not None
         media = [Media(one.mm_position.offset, one.mm_position.length, one.identifier) for one in request.mm_features]
         adapter = f"{lora.lora_name}\0{lora.lora_int_id}\0{lora.lora_path}" if lora else ""
-        parameters, given = request.sampling_params, request.prompt_embeds is not None
-        wishes = read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
+        page_end = (length - 1) // self._page * self._page
+        wishes = self._wishes(request)
         prompt = Prompt(
             self.cache.symbols(tokens, _apart(media)) if media else tokens,
             # what was given as embeddings has no tokens to compare
-            self.cache.namespace(
-                "embeddings" if given else "", adapter, request.request_id if given else request.cache_salt or ""
-            ),
+            self.cache.namespace("embeddings" if given else "", adapter, rid if given else request.cache_salt or ""),
             breakpoints=wishes.breakpoints,
-            boundaries=self._page_end(len(tokens)),
+            boundaries=(page_end,) if page_end else (),
             pin=wishes.pin,
             no_store=wishes.no_store or given,
             pin_seconds=wishes.pin_seconds,
         )
-        self._prompts[request.request_id] = prompt, wishes
+        self._asked[rid] = _Asked(prompt, wishes, known.first if known else None)
         if self.events and not given:
             self.events.name(prompt.namespace, lora, request.cache_salt)
-        return prompt, wishes
+        return prompt
+
+    def _wishes(self, request: Any) -> Wishes:
+        parameters = request.sampling_params
+        return read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
 
     def allocate_slots(
         self,
@@ -278,7 +301,7 @@ class KVCacheManager:
         step = self.cache.extend_one(run.row, num_new_tokens, whole=True)
         if step.counts.item() == 0:
             return None
-        self._planned[rid] = part = _Part(step)
+        self._planned[rid] = part = _Part(step, num_new_tokens)
         run.parts.append(part)
         if len(step.copies):
             self._copies[rid] = step.copies
@@ -288,14 +311,14 @@ class KVCacheManager:
         first = not run.admitted
         if first:
             run.admitted = True
-            del self._prompts[rid], self._waiting[rid]
-            self._count_admission(rid, run.lease)
+            self._count_admission(run.asked, run.lease)
         end = step.starts.item() + num_new_tokens + self._ahead
         return self._send(run, end, first=first) if first or end > run.room else self.empty_kv_cache_blocks
 
-    def _count_admission(self, rid: str, lease: Lease) -> None:
+    def _count_admission(self, asked: _Asked, lease: Lease) -> None:
         """A request was admitted, at first or again."""
-        if self._first.setdefault(rid, lease) is lease:
+        if asked.first is None:
+            asked.first = lease
             self.waterfall.add(lease.explanation)
         else:
             self.resumed_tokens += lease.explanation.prompt_tokens
@@ -347,10 +370,6 @@ class KVCacheManager:
             out[group] = (self.cache.tables[table.index][run.row, :sent] + 1).tolist()
         self._add_states(run, out)
         return Blocks(tuple(out))
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...] | None:
-        """Their ids."""
-        return self.get_blocks(request_id).get_block_ids()
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
         """The copies that the worker makes before this step's forward: exports of the last one, and hits.
@@ -409,10 +428,10 @@ class KVCacheManager:
 
     def _commit(self, run: _Run, tokens: Sequence[int]) -> None:
         """Commit the older step of a request, which sampled `tokens`."""
-        part = run.parts.popleft()
+        part = run.parts.pop(0)
         rejected = max(0, part.drafts - max(0, len(tokens) - 1))
-        newer = run.parts[0].step.counts.item() if rejected and run.parts else 0
-        self.cache.commit_one(part.step, part.step.counts.item() - rejected, tokens)
+        newer = run.parts[0].count if rejected and run.parts else 0
+        self.cache.commit_one(part.step, part.count - rejected, tokens)
         run.whole = rejected == part.drafts
         if newer:  # the worker puts the newer step behind what was accepted: so it is planned anew, there
             run.parts[0].step = again = self.cache.extend_one(run.row, newer, whole=True)
@@ -423,11 +442,9 @@ class KVCacheManager:
     def free(self, request: Any) -> None:
         """A request has ended, is preempted, or (a session) waits with more input: its status says which."""
         rid = request.request_id
-        self._prompts.pop(rid, None)
         self._copies.pop(rid, None)
         if request.is_finished() or request.status.name == "WAITING":
-            self._first.pop(rid, None)
-        self._waiting.pop(rid, None)
+            self._asked.pop(rid, None)
         run, unsent = self._runs.pop(rid, None), self._planned.pop(rid, None)
         if run is None:
             return
@@ -460,30 +477,37 @@ class KVCacheManager:
     def explain(self, request: Any) -> dict[str, Any] | None:
         """What a request that ends is told of its tokens and wishes, if it wants to know; None if not."""
         run, rule = self._runs.get(request.request_id), self.options.explain
-        if run is None or not run.admitted or not (run.wishes.explain or run.wishes.refused) or rule == "off":
+        if run is None or not run.admitted or rule == "off":
             return None
-        full = rule == "all" or bool(request.cache_salt)
-        return report(self._first[request.request_id], run.lease, run.wishes, full=full, everything=rule == "all")
+        first, wishes, full = run.asked.first, run.asked.wishes, rule == "all" or bool(request.cache_salt)
+        if first is None or not (wishes.explain or wishes.refused):
+            return None
+        return report(first, run.lease, wishes, full=full, everything=rule == "all")
 
-    def dry_run(self, request: Any) -> dict[str, Any] | None:
-        """What a request is told that asks for no answer (wish `dry_run`); None if it wants one. Changes nothing.
+    def add_request(self, request: Any) -> dict[str, Any] | None:
+        """A request has arrived. Returns what it is told if it asks for no answer (wish `dry_run`), else None.
 
         It is told in full or not at all: who computes nothing leaves nothing behind, and could try out prompts.
         """
-        parameters, rule = request.sampling_params, self.options.explain
-        wishes = read_wishes(parameters and parameters.extra_args, request.num_prompt_tokens, pins=self.options.pins)
+        wishes, rule = self._wishes(request), self.options.explain
         if not wishes.dry_run:
+            with suppress(HeadwayError):  # which is said when it would be admitted
+                self._prompt(request)
             return None
         if rule == "off" or (rule == "own" and not request.cache_salt):
             return {"refused": [f"dry_run: this server explains to {_WHO[rule]}"]}
-        prompt, _ = self._prompt(request)
-        del self._prompts[request.request_id]
+        try:
+            prompt = self._prompt(request)
+        except HeadwayError as error:
+            return {"refused": [f"dry_run: {error}"]}
+        del self._asked[request.request_id]
         found = DryRun(self.cache.explain(prompt), self.cache.lookup(prompt))
         return report(found, found, wishes, full=True, everything=rule == "all")
 
     def reset_prefix_cache(self) -> bool:
         """Forget everything. Running requests go on with their own memory."""
-        self._prompts.clear()
+        for asked in self._asked.values():
+            asked.prompt = None  # it may name media and namespaces that are forgotten
         self.cache.reset()
         if self.events:
             self.events.clear()

@@ -71,7 +71,8 @@ class Scheduler(vllm_scheduler.Scheduler):
 
     def add_request(self, request: Any) -> None:
         """As vLLM's. A dry run is done at once, and told with the next step's outputs."""
-        told = self.kv_cache_manager.dry_run(request)
+        session = request.request_id in self.requests  # which gets more input
+        told = None if session else self.kv_cache_manager.add_request(request)
         if told is None:
             super().add_request(request)
             return

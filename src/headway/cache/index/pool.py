@@ -25,6 +25,8 @@ _USER = 1 << 32
 _HOLDERS = _USER - 1
 """The part of a count that is holders."""
 _CHANGES = {(h, u): np.array(h + u * _USER) for h in (-1, 0, 1) for u in (-1, 0, 1)}
+_FEW = 4
+"""Ids up to which it is faster to treat one after the other."""
 _ONE_USER = np.array(_USER)
 """Numbers as arrays, which numpy need not convert again for each use."""
 
@@ -161,8 +163,10 @@ class BlockPool:
         Returns:
             How many blocks became free.
         """
-        if whole or (len(ids) == 1 and times is None):
-            return self._change_one(ids.item(0), holders, users, ids if whole else None)
+        if whole:
+            return self._change_one(ids.item(0), holders, users, ids)
+        if len(ids) <= _FEW and times is None:
+            return sum([self._change_one(block, holders, users) for block in ids.tolist()])
         at = ids.astype(np.int64)  # which numpy need not convert again to index with it
         before, change = self._counts[at], _CHANGES[holders, users]
         self._counts[at] = after = before + (change if times is None else times * change)

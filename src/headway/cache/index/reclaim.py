@@ -83,7 +83,7 @@ class Reclaimer:
         self._residency = residency
         self._usage = usage
         self.keep = keep
-        self._span = min((table.span for table in tree.tables), default=1)
+        self._span = geometry.least_span
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, keep.policy)
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
@@ -128,16 +128,15 @@ class Reclaimer:
         """What evicting `item` would free and cost, or None if it must stay or nothing would become free."""
         if item.pinned:
             return None
-        edge, now, blocks = item.edge, self._usage.ticks, item.blocks
+        edge, blocks, position, kind = item.edge, item.blocks, item.position, item.kind
         keep = self._fallback(item, 1)
-        if edge.busy == 0 and edge.checkpoints[-1] is item and item.position > keep and edge.resident_children == 0:
+        if edge.busy == 0 and edge.resident_children == 0 and position > keep and edge.checkpoints[-1] is item:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
-        idle = now - item.used
-        rate = self._usage.reuse.rate(item.kind, item.uses, idle if item.floats else now - item.born, idle)
-        saved = self.keep.cost.between(keep, item.position)
-        return Candidate(item.kind, item.position, item.uses, rate, saved, blocks, item.used, item.age)
+        now, used, uses = self._usage.ticks, item.used, item.uses
+        rate = self._usage.reuse.rate(kind, uses, now - (used if item.floats else item.born), now - used)
+        return Candidate(kind, position, uses, rate, self.keep.cost.between(keep, position), blocks, used, item.age)
 
     def _fallback(self, item: Checkpoint, blocks: int) -> int:
         """Where a request that `item` serves would resume once it is gone, or has moved back by `blocks`."""

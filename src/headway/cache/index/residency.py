@@ -58,7 +58,10 @@ class Residency:
         Returns:
             The edges that grew, topmost first.
         """
-        missing = [edge for edge in at.edge.path() if edge.resident < min(edge.end, at.position)]
+        missing, up = [], at.edge
+        while up.parent is not None and up.resident < min(up.end, at.position):
+            missing.append(up)
+            up = up.parent
         missing.reverse()
         start = missing[0].resident if missing else at.position
         for edge in missing:
@@ -90,8 +93,9 @@ class Residency:
         if self.listeners:
             self.listeners.tell(ResidentShrunk(*self._named(edge, edge.resident), keep, cause))
         for run, size in zip(edge.runs, self._sizes(edge, keep), strict=True):
-            self._pool.release(np.array(run[size:], dtype=np.int32))
-            del run[size:]
+            if size < len(run):
+                self._pool.release(np.array(run[size:]))
+                del run[size:]
         edge.move_resident(keep)
 
     def merge_last_blocks(self, edge: Edge) -> None:
@@ -126,7 +130,8 @@ class Residency:
 
     def would_free(self, edge: Edge, keep: int) -> int:
         """Block ids that `edge` names for positions of [keep, resident) only."""
-        return sum(map(len, edge.runs)) - sum(self._sizes(edge, keep))
+        named = sum(map(len, edge.runs))
+        return named - sum(self._sizes(edge, keep)) if keep > edge.start else named
 
     def _sizes(self, edge: Edge, keep: int) -> list[int]:
         """How many block ids of each table `edge` names for positions before `keep`."""

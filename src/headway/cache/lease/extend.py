@@ -159,9 +159,8 @@ class Extender(Parts):
         while end > start:
             if self.geometry.local:  # a step under way may still read what only the steps before it let go
                 self.pool.drop_repeated(leases.drop_behind(np.array([row]), leases.computed[[row]]))
-            places = [place for place in due if place.position <= end]
-            reach = end + leases.ahead
-            need = [max(t.blocks_for(reach) - leases.filled.item(t.index, row), 0) for t in self.geometry.tables]
+            places = [place for place in due if place.position <= end] if due else due
+            need = self._need(row, end + leases.ahead)
             if self.index.make_room(sum(need) + len(places) * state):
                 return end, need, places
             if self.drop_bookmark(row):
@@ -170,6 +169,15 @@ class Extender(Parts):
                 return end, need, []
             end = start if whole else start + (end - start) // 2
         return start, [], []
+
+    def _need(self, row: int, reach: int) -> list[int]:
+        """How many more blocks of each table a lease needs for positions up to `reach`."""
+        need, filled = [], self.leases.filled
+        for table in self.geometry.tables:
+            blocks = -(-reach // table.span) if table.span else table.state_blocks
+            had = filled.item(table.index, row)
+            need.append(blocks - had if blocks > had else 0)
+        return need
 
     def _assign(self, row: int, need: list[int]) -> None:
         """Give a lease so many more blocks of each table."""

@@ -81,8 +81,7 @@ class Opener(Parts):
 
     def _message_ends(self, prompt: Prompt, hit: int) -> list[Place]:
         """Where message boundaries behind a hit get a checkpoint, ascending; of those within one block, the first."""
-        least, ends, last = min((table.span for table in self.geometry.prefix_tables), default=1), [], hit
-        length = len(prompt.tokens)
+        length, least, ends, last = len(prompt.tokens), self.geometry.least_span, [], hit
         for boundary, kind in sorted(self.placement.telling(prompt.boundaries)):
             position = self.placement.place(length, boundary)
             if hit < position and boundary < length and (kind == "boundary" or position - last >= least):

@@ -412,7 +412,10 @@ class Lease:
     def next_stop(self) -> int:
         """Where the next prefill chunk should end: the next checkpoint, or all that is known."""
         known, planned = self._number(self._table.known), self._table.planned.item(self.row)
-        return min([known, *[place.position for place in self._record.plan if place.position > planned]])
+        for place in self._record.plan:
+            if place.position > planned:
+                return min(known, place.position)
+        return known
 
     def _number(self, column: Longs) -> int:
         if self._table.records[self.row] is not self._record:

@@ -17,7 +17,6 @@ What was tried and measured is in docs/policy.md.
 from __future__ import annotations
 
 import heapq
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -162,8 +161,8 @@ class EvictionQueue(Generic[Item]):
         self.describe = describe
         self._policy = policy
         self._heap: list[tuple[float, int, Item]] = []
-        self._asked: deque[tuple[int, Item]] = deque()
-        """Entries in the order in which they were pushed."""
+        self._asked: deque[tuple[float, int, Item]] = deque()
+        """The same entries in the order in which they were pushed."""
         self._entries = 0
         self._live = 0
 
@@ -217,9 +216,10 @@ class EvictionQueue(Generic[Item]):
             self._live += 1
         self._entries += 1
         item.entry = self._entries
-        heapq.heappush(self._heap, (priority, item.entry, item))
-        self._asked.append((item.entry, item))
-        most = 4 * self._live + 64
+        entry = (priority, self._entries, item)
+        heapq.heappush(self._heap, entry)
+        self._asked.append(entry)
+        most = 2 * self._live + 64
         if len(self._asked) > most or len(self._heap) > most:
             self._drop_outdated()
 
@@ -230,7 +230,7 @@ class EvictionQueue(Generic[Item]):
             ConfigError: It says what cannot be compared.
         """
         priority = self._policy.priority(candidate)
-        if math.isnan(priority):  # nothing is lower, and it is lower than nothing
+        if priority != priority:  # not a number: nothing is lower, and it is lower than nothing
             raise ConfigError(
                 f"eviction policy {type(self._policy).__name__} gives {candidate} the priority {priority}: "
                 f"it must return a number that others can be compared with"
@@ -241,12 +241,12 @@ class EvictionQueue(Generic[Item]):
         """Push the two valid entries again that were pushed longest ago."""
         left = min(_ASKED_AGAIN, self._live)
         while left and self._asked:
-            entry, item = self._asked.popleft()
+            _, entry, item = self._asked.popleft()
             if item.entry == entry:
                 self.push(item)
                 left -= 1
 
     def _drop_outdated(self) -> None:
-        self._asked = deque(entry for entry in self._asked if entry[1].entry == entry[0])
+        self._asked = deque([entry for entry in self._asked if entry[2].entry == entry[1]])
         self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
         heapq.heapify(self._heap)

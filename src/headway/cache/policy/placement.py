@@ -118,8 +118,7 @@ class Placement:
         """
         length = len(prompt.tokens)
         last = self.place(length, length)
-        wanted: dict[int, str] = {}
-        wanted.update((self.place(length, p), kind) for p, kind in boundaries)
+        wanted = {self.place(length, p): kind for p, kind in boundaries}
         if self.interval:
             place = self.next_interval(hit)
             while place is not None and place <= last:
@@ -135,8 +134,8 @@ class Placement:
             wanted[self.place(length, prompt.pin)] = "breakpoint"
         return [Place(p, kind) for p, kind in sorted(wanted.items()) if p > hit]
 
-    def telling(self, boundaries: Iterable[int]) -> list[Place]:
+    def telling(self, boundaries: Sequence[int]) -> list[Place]:
         """The message boundaries that requests may come back to: the first, then the last ones, from the last on."""
-        ends = sorted(set(boundaries)) if "boundary" in self._kinds else []
+        ends = sorted(set(boundaries)) if boundaries and "boundary" in self._kinds else []
         last = [Place(p, f"{LAST_END}{i}") for i, p in enumerate(reversed(ends[1:]), start=1)]
         return [Place(p, "boundary") for p in ends[:1]] + last[:_LAST_ENDS]

@@ -41,6 +41,7 @@ _WAIT_SHARE, _PATH_WAIT_SHARE = 0.3, 0.05
 goes block by block from its end, so what is lost by a wrong guess is less."""
 _FIRST_WAIT, _FIRST_WEIGHT = 200.0, 5.0
 """Ticks until a first use that are assumed before any was seen, and how many uses that assumption counts for."""
+_FIRST_LOG = _FIRST_WEIGHT * math.log(_FIRST_WAIT)
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class ReuseRates:
 def _patience(kind: str, seen: _Kind) -> float:
     """How long a kind usually takes to be wanted as often as once."""
     share = _PATH_WAIT_SHARE if kind == PATH else _WAIT_SHARE
-    log_wait = (seen.log_wait + _FIRST_WEIGHT * math.log(_FIRST_WAIT)) / (seen.first + _FIRST_WEIGHT)
+    log_wait = (seen.log_wait + _FIRST_LOG) / (seen.first + _FIRST_WEIGHT)
     hope = _DOUBT if kind.startswith(LAST_END) else 1.0
     often = 1.0 if kind in _CERTAIN else (seen.wanted + hope) / (seen.taken + 2.0)
     return share * math.exp(log_wait) / often
