@@ -121,6 +121,8 @@ def test_log_probabilities_name_nothing_that_is_not_allowed(http: httpx.Client) 
         ),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
         ({"guided_json": "{"}, "guided_json", "Expecting property name"),
+        ({"guided_regex": ".*" * 8000}, "guided_regex", "8000 repetitions"),
+        ({"guided_json": {"type": "string", "pattern": "a?" * 20_000}}, "guided_json", "20000 repetitions"),
         ({"guided_json": "[" * 100_000}, "guided_json", "recursion"),
         ({"guided_choice": []}, "guided_choice", "at least 1"),
         ({"structured_outputs": {}}, "structured_outputs", "says no form"),

@@ -14,10 +14,10 @@ from headway.errors import RequestError
 from headway.runtime.interface import Constraint
 from headway.server.chat.conversation import plain_tool
 from headway.server.chat.messages import NamedTool
-from headway.server.chat.required import binds_free_calls, calls_constraint
+from headway.server.chat.required import arguments_constraint, binds_free_calls, calls_constraint
 from headway.server.protocol import ChatRequest
 
-__all__ = ["ToolLists", "constrained_calls", "idle_fields", "tools_to_call"]
+__all__ = ["ToolLists", "argument_forms", "constrained_calls", "idle_fields", "tools_to_call"]
 
 _MOST_LISTS = 1024
 
@@ -87,6 +87,24 @@ def constrained_calls(
             "unsupported_parameter",
         )
     return found or otherwise
+
+
+def argument_forms(request: ChatRequest) -> list[tuple[Constraint, str]]:
+    """The forms of the arguments of each tool that may be called, and the fields that say so.
+
+    Raises:
+        RequestError: Arguments are no object.
+    """
+    called, forms = {tool["function"]["name"] for tool in tools_to_call(request)}, []
+    for i, tool in enumerate(request.tools or ()):
+        if tool.function.name in called:
+            parameters, field = plain_tool(tool)["function"]["parameters"], f"tools[{i}].function.parameters"
+            kind = parameters.get("type", "object")
+            if "object" not in (kind if isinstance(kind, list) else [kind]):
+                told = f"{field}: arguments are an object, and this is the schema of a {kind}"
+                raise RequestError(told, field, "invalid_constraint")
+            forms.append((arguments_constraint(parameters), field))
+    return forms
 
 
 def _is_object(text: str) -> bool:
