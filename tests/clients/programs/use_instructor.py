@@ -1,0 +1,35 @@
+"""instructor: every mode that it has for servers of this kind."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from openai import OpenAI
+from pydantic import BaseModel
+from said import BASE_URL, KEY, MODEL, RULES, say
+
+# settings
+import instructor
+
+client = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=KEY), mode=instructor.Mode.TOOLS)
+# end
+
+
+class Book(BaseModel):
+    title: Literal["Walden", "Emma", "Dracula"]
+    year: int
+
+
+MESSAGES = [{"role": "system", "content": RULES}, {"role": "user", "content": "Recommend a book."}]
+FORCED = ("TOOLS", "TOOLS_STRICT", "FUNCTIONS", "PARALLEL_TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS")
+FREE = ("JSON", "JSON_O1", "MD_JSON")
+"""These ask for JSON in words, or for any object: that it fits is left to the model, which is too small for that."""
+for mode in (*FORCED, *FREE):
+    client = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=KEY), mode=getattr(instructor.Mode, mode))
+    try:
+        kind = Iterable[Book] if mode == "PARALLEL_TOOLS" else Book
+        book = client.chat.completions.create(model=MODEL, messages=MESSAGES, response_model=kind, max_retries=1)
+        say(mode, [one.model_dump() for one in book] if mode == "PARALLEL_TOOLS" else book.model_dump())
+    except Exception as error:
+        if mode in FORCED or "Error code" in str(error):
+            raise
+        say(mode, f"answered, and the model's text did not fit: {str(error)[:80]}")
