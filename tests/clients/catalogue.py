@@ -78,7 +78,11 @@ CLIENTS = (
         "aider",
         ("aider-chat",),
         environment=_COSTS,
-        notes=(_COSTS_NOTE, "`--no-check-update`, `--analytics-disable`: nothing is sent or fetched"),
+        notes=(
+            _COSTS_NOTE,
+            "`--no-check-update`, `--analytics-disable`: nothing is sent or fetched",
+            "`max_tokens: 200` in `.aider.model.settings.yml`: a model as small as the built-in one may not end by itself",
+        ),
     ),
     Client("vercel_ai", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "zod"), "Vercel's ai", loops=True),
     Client("guidellm", ("guidellm",), environment=_OFFLINE, notes=(f"`--processor`: {_TOKENIZER_NOTE}",)),

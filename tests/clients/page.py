@@ -50,7 +50,7 @@ _LOOPS = """## Loops of tools
 
 The longest conversation with tools of each client. A step sends all earlier calls and results again. The first step is left
 out of the rate, because nothing of it was known. *Of what exact sharing allows* compares the steps behind it with the most
-that could be reused.
+that could be reused. `parted` is where text begins that the server has not seen: here the results of the last calls.
 
 | client | steps | reused | of what exact sharing allows | steps below 90%, and what `headway.explain` says |
 | --- | --- | --- | --- | --- |
@@ -101,8 +101,9 @@ def _loop_row(client: Client, line: Mapping[str, Any]) -> str:
 
 
 def _why(step: Mapping[str, Any]) -> str:
-    said = [f"`{one['reason']}` {one['stop'] - one['start']}" for one in step.get("losses", [])]
-    return f"{step['cached']} of {step['prompt']} ({', '.join(said)})"
+    said = ", ".join(f"`{one['reason']}` {one['stop'] - one['start']}" for one in step.get("losses", []))
+    known = "; no more was known" if step["cached"] >= step.get("allowed", step["prompt"]) else ""
+    return f"{step['cached']} of {step['prompt']} ({said}{known})"
 
 
 def _details(client: Client, line: Mapping[str, Any]) -> str:

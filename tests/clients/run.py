@@ -152,18 +152,17 @@ def _told(exchanges: list[Exchange], recorded: list[tuple[list[int], list[int]]]
 
 
 def _loop(asked: list[Exchange], most: list[int]) -> list[dict[str, Any]]:
-    """The steps of the longest conversation with tools: each goes on from the one before."""
-    longest: list[int] = []
-    chain: list[int] = []
+    """The steps of the longest conversation, if it can be one with tools: each goes on from the one before."""
+    chains: list[list[int]] = []
     for i, one in enumerate(asked):
-        before = asked[chain[-1]] if chain else None
-        grows = before is not None and len(one.turns) > len(before.turns) and one.turns[:1] == before.turns[:1]
-        goes_on = grows and before is not None and one.path == before.path
-        chain = [*chain, i] if goes_on else [i]
-        if len(chain) > len(longest) and one.turns:
-            longest = chain
-    if len(longest) < 5:
-        return []
+        before = asked[i - 1] if i else None
+        kept = before is not None and (before.path, before.body.get("tools")) == (one.path, one.body.get("tools"))
+        if before and kept and len(one.turns) >= len(before.turns):
+            chains[-1].append(i)
+        else:
+            chains.append([i])
+    long = [chain for chain in chains if len(chain) > 4]
+    longest = max(long, key=lambda chain: (bool(asked[chain[0]].body.get("tools")), len(chain)), default=[])
     steps = []
     for i in longest:
         cached, prompt = asked[i].cached_of_prompt

@@ -119,27 +119,53 @@ def test_a_loop_of_ten_tool_calls(served: Served) -> None:
     assert served.rate() >= 0.95
 
 
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
 def marked(messages: list[Any]) -> list[Any]:
     """The messages with a breakpoint at the end of the last one, as Claude's clients send them: it moves."""
     *earlier, last = messages
-    part = {"type": "text", "text": last["content"], "cache_control": {"type": "ephemeral"}}
-    return [*earlier, last | {"content": [part]}]
+    *parts, end = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else last["content"]
+    return [*earlier, last | {"content": [*parts, end | MARK]}]
 
 
 def test_a_series_whose_breakpoint_moves(served: Served) -> None:
-    mark = {"cache_control": {"type": "ephemeral"}}
-    system = {"role": "system", "content": [{"type": "text", "text": RULES} | mark]}
+    system = {"role": "system", "content": [{"type": "text", "text": RULES} | MARK]}
     messages: list[Any] = []
     for turn, question in enumerate(QUESTIONS):
         messages.append({"role": "user", "content": question})
-        tools = [*TOOLS[:-1], TOOLS[-1] | mark]
         answer = served.post(
             "/v1/chat/completions",
             messages=[system, *marked(messages)],
-            tools=tools,
+            tools=[*TOOLS[:-1], TOOLS[-1] | MARK],
             tool_choice="none",
             seed=turn,
             max_tokens=40,
         )
         messages.append(answer["choices"][0]["message"])
+    assert served.rate() >= 0.95
+
+
+def test_claudes_own_series_of_talk_and_tool_calls(served: Served) -> None:
+    tools = [{"name": one["name"], "description": one["description"]} for one in (t["function"] for t in TOOLS)]
+    tools = [one | {"input_schema": t["function"]["parameters"]} for one, t in zip(tools, TOOLS, strict=True)]
+    messages: list[Any] = []
+    for question in QUESTIONS[:3]:
+        messages.append({"role": "user", "content": question})
+        for kind in ("any", "none"):
+            answer = served.post(
+                "/v1/messages",
+                system=[{"type": "text", "text": RULES} | MARK],
+                messages=marked(messages),
+                tools=[*tools[:-1], tools[-1] | MARK],
+                tool_choice={"type": kind} | ({"disable_parallel_tool_use": True} if kind == "any" else {}),
+                max_tokens=300 if kind == "any" else 40,
+            )
+            messages.append({"role": "assistant", "content": answer["content"]})
+            results = [
+                {"type": "tool_result", "tool_use_id": block["id"], "content": "3 books on the north shelf"}
+                for block in answer["content"]
+                if block["type"] == "tool_use"
+            ]
+            messages += [{"role": "user", "content": results}] if results else []
     assert served.rate() >= 0.95

@@ -20,14 +20,15 @@ class Book(BaseModel):
 
 
 MESSAGES = [{"role": "system", "content": RULES}, {"role": "user", "content": "Recommend a book."}]
-FORCED = ("TOOLS", "TOOLS_STRICT", "FUNCTIONS", "PARALLEL_TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS")
-FREE = ("JSON", "JSON_O1", "MD_JSON")
-"""These ask for JSON in words, or for any object: that it fits is left to the model, which is too small for that."""
+FORCED = ("TOOLS", "TOOLS_STRICT", "FUNCTIONS", "JSON_SCHEMA", "RESPONSES_TOOLS")
+FREE = ("PARALLEL_TOOLS", "JSON", "JSON_O1", "MD_JSON")
+"""These ask for calls or JSON in words, or for any object: the rest is left to the model, which is too small for that."""
 for mode in (*FORCED, *FREE):
     client = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=KEY), mode=getattr(instructor.Mode, mode))
     try:
+        most = {"max_tokens": 200} if mode in FREE else {}
         kind = Iterable[Book] if mode == "PARALLEL_TOOLS" else Book
-        book = client.chat.completions.create(model=MODEL, messages=MESSAGES, response_model=kind, max_retries=1)
+        book = client.chat.completions.create(model=MODEL, messages=MESSAGES, response_model=kind, max_retries=1, **most)
         say(mode, [one.model_dump() for one in book] if mode == "PARALLEL_TOOLS" else book.model_dump())
     except Exception as error:
         if mode in FORCED or "Error code" in str(error):

@@ -54,5 +54,9 @@ async def ask(model: OpenAIChatCompletionsModel | OpenAIResponsesModel) -> None:
     assert len(looked) == 10, looked
 
 
-for model in models:
-    asyncio.run(ask(model))
+async def ask_all() -> None:
+    for model in models:
+        await ask(model)
+
+
+asyncio.run(ask_all())

@@ -1,5 +1,5 @@
 // Vercel's `ai`, with its two providers for servers of this kind: text, streams, objects, tools.
-import { generateObject, generateText, isStepCount, stepCountIs, streamText, tool } from "ai";
+import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const { HEADWAY_URL: BASE_URL, HEADWAY_MODEL: MODEL } = process.env;
@@ -41,7 +41,7 @@ for (const [name, model] of Object.entries(models)) {
   say(`${name}: generateObject`, (await generateObject({ model, system: RULES, prompt: "A book?", schema: book })).object);
   const looked = await generateText({
     model, system: RULES, prompt: "Which shelf?", tools: { look_up }, toolChoice: "required",
-    stopWhen: (isStepCount ?? stepCountIs)(10),
+    stopWhen: stepCountIs(10),
   });
   say(`${name}: tools, ten steps`, [looked.steps.length, looked.steps.at(-1).toolCalls[0].input]);
 }
