@@ -88,7 +88,7 @@ CLIENTS = (
     Client("guidellm", ("guidellm",), environment=_OFFLINE, notes=(f"`--processor`: {_TOKENIZER_NOTE}",)),
     Client(
         "lm_eval",
-        ("lm-eval[api]",),
+        ("lm-eval[api]", "transformers"),
         "lm-eval",
         environment=_OFFLINE | {"HF_DATASETS_OFFLINE": "1"},
         notes=(f"`tokenizer`: {_TOKENIZER_NOTE}", "tasks in local files"),

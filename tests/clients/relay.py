@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,6 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     port: int
     exchanges: list[Exchange]
     explain: bool
+    open: set[http.client.HTTPConnection]
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -113,6 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.explain and self.command == "POST" and exchange.path.endswith(_GENERATES):
             body = json.dumps(sent | {"headway": {"explain": True} | sent.get("headway", {})}).encode()
         upstream = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        self.open.add(upstream)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
         try:
             upstream.request(self.command, self.path, body or None, headers)
@@ -120,6 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             exchange.status = answer.status
             exchange.answer = _read(self._answer(answer))
         finally:
+            self.open.discard(upstream)
             upstream.close()
 
     def _answer(self, answer: http.client.HTTPResponse) -> bytes:
@@ -159,7 +163,8 @@ class _Relay(ThreadingHTTPServer):
 def relaying(port: int, *, explain: bool) -> Iterator[tuple[int, list[Exchange]]]:
     """Relay to a server on a loopback `port`: the relay's own port, and what is said, as it comes."""
     exchanges: list[Exchange] = []
-    handler = type("_Bound", (_Handler,), {"port": port, "exchanges": exchanges, "explain": explain})
+    bound = {"port": port, "exchanges": exchanges, "explain": explain, "open": set()}
+    handler = type("_Bound", (_Handler,), bound)
     with _Relay(("127.0.0.1", 0), handler) as relay:
         thread = threading.Thread(target=relay.serve_forever)
         thread.start()
@@ -168,3 +173,6 @@ def relaying(port: int, *, explain: bool) -> Iterator[tuple[int, list[Exchange]]
         finally:
             relay.shutdown()
             thread.join()
+            for upstream in list(handler.open):  # its client is gone
+                if upstream.sock is not None:
+                    upstream.sock.shutdown(socket.SHUT_RDWR)

@@ -21,5 +21,7 @@ for profile in ("kind=synchronous", "kind=concurrent,streams=4"):
         cwd=FOLDER,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    print(done.stdout)
-    say(profile, [line for line in done.stdout.splitlines() if "|" in line][-1:])
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith(("| sync", "| conc"))]
+    completed, incomplete, failed = (int(cell) for cell in rows[0][7:10])
+    assert completed and not failed, done.stdout
+    say(profile, f"{completed} completed, {incomplete} incomplete, {failed} failed")
