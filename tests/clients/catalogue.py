@@ -81,7 +81,7 @@ CLIENTS = (
         notes=(
             _COSTS_NOTE,
             "`--no-check-update`, `--analytics-disable`: nothing is sent or fetched",
-            "`max_tokens: 200` in `.aider.model.settings.yml`: a model as small as the built-in one may not end by itself",
+            "`max_tokens: 200` in `.aider.model.settings.yml`: a model as small as the built-in one may never end",
         ),
     ),
     Client("vercel_ai", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "zod"), "Vercel's ai", loops=True),

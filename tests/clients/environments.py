@@ -58,7 +58,7 @@ def prepare(client: Client, folder: Path) -> Environment:
     names = [package.partition("[")[0] for package in client.packages]
     told = f"import json, importlib.metadata as m; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
     if client.borrows:
-        told = "import json, vllm; print(json.dumps({'vllm': vllm.__version__}))"
+        told = "import json, vllm.version; print(json.dumps({'vllm': vllm.version.__version__}))"
     asked = [str(python), "-c", told]
     versions = subprocess.run(asked, check=True, capture_output=True, text=True, env={**os.environ, **variables})
     return Environment(folder, (str(python),), variables, json.loads(versions.stdout.splitlines()[-1]))
@@ -88,7 +88,10 @@ def _node(client: Client, folder: Path) -> Environment:
     modules = folder / "node_modules"
     if not (modules / client.packages[0]).exists():
         (folder / "package.json").write_text('{"private": true, "type": "module"}\n')
-        _run([["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *client.packages]], folder)
+        _run(
+            [["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *client.packages]],
+            folder,
+        )
     program = folder / client.program.name  # modules are found beside the program
     shutil.copy(client.program, program)
     versions = {one: json.loads((modules / one / "package.json").read_text())["version"] for one in client.packages}

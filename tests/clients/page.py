@@ -15,20 +15,21 @@ PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 
 _HEAD = """# Clients
 
-Point your client at `headway serve` by its base URL, any key, and the name of the model. This page shows which clients were
-run unchanged against the built-in model, how each is told of the server, and what it reused.
+Point your client at `headway serve` by its base URL, any key, and the name of the model. This page shows which
+clients were run unchanged against the built-in model, how each is told of the server, and what it reused.
 
-`make clients` runs them all, each in an environment of its own, and writes this page; `make clients ARGS="--only openai aider"`
-runs some. The programs are in `tests/clients/programs`. They talk to the server through a relay on the same machine, which
-keeps what was said. For clients that call tools in loops the relay adds one field, `headway.explain`, so that the server says
-why it did not reuse more; it changes nothing else.
+`make clients` runs them all, each in an environment of its own, and writes this page; `make clients ARGS="--only
+openai aider"` runs some. The programs are in `tests/clients/programs`. They talk to the server through a relay on the
+same machine, which keeps what was said. For clients that call tools in loops the relay adds one field,
+`headway.explain`, so that the server says why it did not reuse more; it changes nothing else.
 
-- **second request**: tokens of its prompt that were reused, of all. Where a program sends the same request twice, all tokens
-  but the last one should be.
-- **all requests**: the tokens that were reused, of the tokens that *exact sharing* allows: the longest beginning that each
-  prompt has in common with what was computed before, prompt or answer. No cache of exact prefixes can reuse more.
-- The built-in model knows nothing. Where a tool or a schema is required, its answers are valid all the same. Where a client
-  asks for a form in words only, the text does not fit, and the steps say so.
+- **second request**: tokens of its prompt that were reused, of all. Where a program sends the same request twice, all
+  tokens but the last one should be.
+- **all requests**: the tokens that were reused, of the tokens that *exact sharing* allows: the longest beginning that
+  each prompt has in common with what was computed before, prompt or answer. No cache of exact prefixes can reuse
+  more.
+- The built-in model knows nothing. Where a tool or a schema is required, its answers are valid all the same. Where a
+  client asks for a form in words only, the text does not fit, and the steps say so.
 
 """
 
@@ -48,9 +49,10 @@ def render(clients: Sequence[Client], found: Mapping[str, Mapping[str, Any]]) ->
 
 _LOOPS = """## Loops of tools
 
-The longest conversation with tools of each client. A step sends all earlier calls and results again. The first step is left
-out of the rate, because nothing of it was known. *Of what exact sharing allows* compares the steps behind it with the most
-that could be reused. `parted` is where text begins that the server has not seen: here the results of the last calls.
+The longest conversation with tools of each client. A step sends all earlier calls and results again. The first step
+is left out of the rate, because nothing of it was known. *Of what exact sharing allows* compares the steps behind it
+with the most that could be reused. `parted` is where text begins that the server has not seen: here the results of
+the last calls.
 
 | client | steps | reused | of what exact sharing allows | steps below 90%, and what `headway.explain` says |
 | --- | --- | --- | --- | --- |

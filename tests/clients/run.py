@@ -152,7 +152,7 @@ def _told(exchanges: list[Exchange], recorded: list[tuple[list[int], list[int]]]
 
 
 def _loop(asked: list[Exchange], most: list[int]) -> list[dict[str, Any]]:
-    """The steps of the longest conversation, if it can be one with tools: each goes on from the one before."""
+    """The steps of the longest conversation with tools: each goes on from the one before."""
     chains: list[list[int]] = []
     for i, one in enumerate(asked):
         before = asked[i - 1] if i else None
@@ -161,8 +161,8 @@ def _loop(asked: list[Exchange], most: list[int]) -> list[dict[str, Any]]:
             chains[-1].append(i)
         else:
             chains.append([i])
-    long = [chain for chain in chains if len(chain) > 4]
-    longest = max(long, key=lambda chain: (bool(asked[chain[0]].body.get("tools")), len(chain)), default=[])
+    loops = [chain for chain in chains if len(chain) > 4 and asked[chain[0]].body.get("tools")]
+    longest = max(loops, key=len, default=[])
     steps = []
     for i in longest:
         cached, prompt = asked[i].cached_of_prompt

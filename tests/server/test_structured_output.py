@@ -15,6 +15,7 @@ from tests.server.fakes import listening, running
 from headway.engine import EngineConfig
 from headway.engine.build import build_engine
 from headway.server import ServerOptions
+from headway.server.constraints import closed
 
 SCHEMA = {
     "type": "object",
@@ -72,6 +73,45 @@ def test_every_one_of_n_answers_fits_its_schema_streamed_or_not(http: httpx.Clie
                 choice = json.loads(line.removeprefix("data: "))["choices"][0]
                 streamed[choice["index"]] += choice["delta"].get("content") or ""
     assert streamed == texts, "a seed gives the same answers"
+
+
+def test_properties_that_a_schema_does_not_name_are_not_invented(http: httpx.Client) -> None:
+    # instructor's mode JSON_SCHEMA sends what pydantic writes, which does not say whether there may be others
+    inner = {key: value for key, value in SCHEMA.items() if key != "additionalProperties"}
+    schema = {"type": "object", "properties": {"who": {"$ref": "#/$defs/who"}}, "required": ["who"]}
+    form = {"type": "json_schema", "json_schema": {"name": "found", "schema": schema | {"$defs": {"who": inner}}}}
+    for choice in chat(http, response_format=form, n=4, max_tokens=400)["choices"]:
+        found = json.loads(choice["message"]["content"])
+        assert set(found) == {"who"}
+        check(json.dumps(found["who"]))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+        {"properties": {"a": {}}, "minProperties": 2},
+        {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"const": {"properties": {"a": {}}}},
+        True,
+        "no schema",
+    ],
+)
+def test_schemas_that_say_of_other_properties_stay_as_they_are(left: Any) -> None:
+    assert closed(left) == left
+
+
+def test_every_object_of_a_schema_is_closed() -> None:
+    person = {"type": "object", "properties": {"name": {}}}
+    only = person | {"additionalProperties": False}
+    assert closed({"anyOf": [person, {"items": person}]}) == {"anyOf": [only, {"items": only}]}
+    assert closed({"properties": {"properties": person}}) == {
+        "properties": {"properties": only},
+        "additionalProperties": False,
+    }
+    assert closed({"$ref": "#/$defs/p", "$defs": {"p": person}}) == {"$ref": "#/$defs/p", "$defs": {"p": only}}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,15 @@ offline = ["--no-check-update", "--analytics-disable", "--no-show-release-notes"
 asked = ["--yes-always", "--no-git", "--no-pretty", "--no-suggest-shell-commands", "--map-tokens", "0"]
 for name in ("ask", "ask again"):
     done = subprocess.run(
-        [Path(sys.executable).parent / command[0], *command[1:], *offline, *asked, "--message", "Greet in French.", "hello.py"],
+        [
+            Path(sys.executable).parent / command[0],
+            *command[1:],
+            *offline,
+            *asked,
+            "--message",
+            "Greet in French.",
+            "hello.py",
+        ],
         cwd=folder,
         capture_output=True,
         text=True,

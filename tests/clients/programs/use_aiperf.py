@@ -11,7 +11,14 @@ command = ["aiperf", "profile", "--url", BASE_URL.removesuffix("/v1"), "--model"
 offline = ["--tokenizer", TOKENIZER]  # a folder with the model's tokenizer
 # end
 asked = ["--endpoint-type", "chat", "--streaming", "--request-count", "8", "--concurrency", "2", "--ui", "none"]
-sizes = ["--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16", "--output-artifact-dir", f"{FOLDER}/aiperf"]
+sizes = [
+    "--synthetic-input-tokens-mean",
+    "64",
+    "--output-tokens-mean",
+    "16",
+    "--output-artifact-dir",
+    f"{FOLDER}/aiperf",
+]
 done = subprocess.run(
     [Path(sys.executable).parent / command[0], *command[1:], *offline, *asked, *sizes],
     capture_output=True,

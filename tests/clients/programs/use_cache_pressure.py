@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from said import BASE_URL, FOLDER, KEY, MODEL, say
+from said import BASE_URL, FOLDER, MODEL, say
 
 # settings
 command = ["cache-pressure", "--base-url", BASE_URL, "--model", MODEL]

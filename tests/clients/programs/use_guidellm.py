@@ -23,5 +23,6 @@ for profile in ("kind=synchronous", "kind=concurrent,streams=4"):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith(("| sync", "| conc"))]
     completed, incomplete, failed = (int(cell) for cell in rows[0][7:10])
-    assert completed and not failed, done.stdout
+    assert completed, done.stdout
+    assert not failed, done.stdout
     say(profile, f"{completed} completed, {incomplete} incomplete, {failed} failed")

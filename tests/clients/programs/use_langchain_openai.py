@@ -34,7 +34,10 @@ for name in ("invoke", "invoke again"):
     say(name, answer.text)
 say("append and stream", "".join(part.text for part in brief.stream([*asked, answer, HumanMessage("Another?")])))
 for method in ("json_schema", "function_calling"):
-    say(f"with_structured_output({method})", model.with_structured_output(Book, method=method).invoke(asked).model_dump())
+    say(
+        f"with_structured_output({method})",
+        model.with_structured_output(Book, method=method).invoke(asked).model_dump(),
+    )
 # this mode asks for any JSON object; that it fits the class is left to the model
 say("with_structured_output(json_mode)", model.with_structured_output(None, method="json_mode").invoke(asked))
 turns = [SystemMessage(RULES), HumanMessage("Which shelf?")]

@@ -43,7 +43,9 @@ say("response_format", Book.model_validate_json(shaped.choices[0].message.conten
 
 messages = [{"role": "system", "content": RULES}, {"role": "user", "content": "Which shelf?"}]
 for step in range(10):
-    answer = litellm.completion(**server, messages=messages, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    answer = litellm.completion(
+        **server, messages=messages, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
+    )
     message = answer.choices[0].message
     messages.append(message)
     for call in message.tool_calls:

@@ -11,7 +11,12 @@ from said import BASE_URL, KEY, MODEL, RULES, say
 from llama_index.llms.openai_like import OpenAILike
 
 model = OpenAILike(
-    model=MODEL, api_base=BASE_URL, api_key=KEY, is_chat_model=True, is_function_calling_model=True, context_window=32768
+    model=MODEL,
+    api_base=BASE_URL,
+    api_key=KEY,
+    is_chat_model=True,
+    is_function_calling_model=True,
+    context_window=32768,
 )
 # end
 
@@ -29,4 +34,7 @@ for name in ("chat", "chat again"):
     say(name, str(answer.message.content))
 asked += [answer.message, ChatMessage(role="user", content="And what can you do?")]
 say("append and stream", "".join(part.delta or "" for part in model.stream_chat(asked, max_tokens=24)))
-say("structured_predict", model.structured_predict(Book, PromptTemplate("Recommend a book."), max_tokens=200).model_dump())
+say(
+    "structured_predict",
+    model.structured_predict(Book, PromptTemplate("Recommend a book."), max_tokens=200).model_dump(),
+)

@@ -7,7 +7,7 @@ from said import BASE_URL, FOLDER, KEY, MODEL, RULES, say
 
 # settings
 os.environ["LLM_USER_PATH"] = FOLDER
-models = f"- model_id: headway\n  model_name: {MODEL}\n  api_base: {BASE_URL}\n  supports_schema: true\n  supports_tools: true\n"
+models = f"- model_id: headway\n  model_name: {MODEL}\n  api_base: {BASE_URL}\n  supports_schema: true\n"
 Path(FOLDER, "extra-openai-models.yaml").write_text(models)
 # end
 import llm  # it reads the file above

@@ -25,7 +25,10 @@ TOOL: Any = {
         "strict": True,
         "parameters": {
             "type": "object",
-            "properties": {"shelf": {"type": "integer", "minimum": 1, "maximum": 99}, "kind": {"enum": ["book", "map"]}},
+            "properties": {
+                "shelf": {"type": "integer", "minimum": 1, "maximum": 99},
+                "kind": {"enum": ["book", "map"]},
+            },
             "required": ["shelf", "kind"],
             "additionalProperties": False,
         },

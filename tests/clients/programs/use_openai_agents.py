@@ -46,7 +46,9 @@ async def ask(model: OpenAIChatCompletionsModel | OpenAIResponsesModel) -> None:
     say(f"{name}: output of a type", typed.final_output.model_dump())
     looked.clear()
     settings = ModelSettings(tool_choice="required", parallel_tool_calls=False)
-    looking = Agent("looker", instructions=RULES, model=model, tools=[look_up], model_settings=settings, reset_tool_choice=False)
+    looking = Agent(
+        "looker", instructions=RULES, model=model, tools=[look_up], model_settings=settings, reset_tool_choice=False
+    )
     try:
         await Runner.run(looking, "Which shelf?", max_turns=10)
     except MaxTurnsExceeded:

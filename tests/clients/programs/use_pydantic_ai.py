@@ -32,7 +32,11 @@ say("output by a tool", Agent(model, output_type=Book, system_prompt=RULES).run_
 native = Agent(model, output_type=NativeOutput(Book), system_prompt=RULES)
 say("output by a schema", native.run_sync("A book?").output.model_dump())
 
-looking = Agent(model, system_prompt=RULES, model_settings=lambda _: ModelSettings(tool_choice="required", parallel_tool_calls=False))
+looking = Agent(
+    model,
+    system_prompt=RULES,
+    model_settings=lambda _: ModelSettings(tool_choice="required", parallel_tool_calls=False),
+)
 looked: list[str] = []
 
 

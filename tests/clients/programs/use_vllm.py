@@ -18,7 +18,16 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-sizes = ["--dataset-name", "random", "--random-input-len", "48", "--random-output-len", "16", "--random-prefix-len", "64"]
+sizes = [
+    "--dataset-name",
+    "random",
+    "--random-input-len",
+    "48",
+    "--random-output-len",
+    "16",
+    "--random-prefix-len",
+    "64",
+]
 for backend, path in (("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")):
     kind = ["--backend", backend, "--endpoint", path, "--num-prompts", "8", "--max-concurrency", "2"]
     done = subprocess.run(
