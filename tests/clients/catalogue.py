@@ -84,7 +84,13 @@ CLIENTS = (
             "`max_tokens: 200` in `.aider.model.settings.yml`: a model as small as the built-in one may never end",
         ),
     ),
-    Client("vercel_ai", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "zod"), "Vercel's ai", loops=True),
+    Client(
+        "vercel_ai",
+        ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "zod"),
+        "Vercel's ai",
+        notes=("`store: false`, for `openai.responses` alone: else it refers to answers that it takes to be stored",),
+        loops=True,
+    ),
     Client("guidellm", ("guidellm",), environment=_OFFLINE, notes=(f"`--processor`: {_TOKENIZER_NOTE}",)),
     Client(
         "lm_eval",

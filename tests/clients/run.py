@@ -128,7 +128,9 @@ def try_client(client: Client, environment: Environment, server: Server) -> dict
     for step in steps:
         for place, name in clean.items():
             step[1] = step[1].replace(place, name)
-    return {"steps": steps, **_told(exchanges, server.recorded(first)), "outcome": "works" if not code else "fails"}
+    refused = any(one.method == "POST" and one.status >= 400 for one in exchanges)
+    outcome = "fails" if code or refused else "works"
+    return {"steps": steps, **_told(exchanges, server.recorded(first)), "outcome": outcome}
 
 
 def _told(exchanges: list[Exchange], recorded: list[tuple[list[int], list[int]]]) -> dict[str, Any]:

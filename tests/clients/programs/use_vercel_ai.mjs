@@ -13,6 +13,7 @@ const compatible = createOpenAICompatible({
 });
 const openai = createOpenAI({ baseURL: BASE_URL, apiKey: KEY });
 const models = { compatible: compatible(MODEL), chat: openai.chat(MODEL), responses: openai.responses(MODEL) };
+const providerOptions = { openai: { store: false } }; // else it refers to stored answers, and the server stores none
 // end
 
 const RULES = "You are a patient librarian. " +
@@ -26,7 +27,7 @@ const look_up = tool({
 });
 
 for (const [name, model] of Object.entries(models)) {
-  const asked = { model, system: RULES, maxOutputTokens: 48 };
+  const asked = { model, system: RULES, maxOutputTokens: 48, providerOptions };
   const first = await generateText({ ...asked, prompt: "Who are you?" });
   say(`${name}: generateText`, first.text);
   const again = await generateText({ ...asked, prompt: "Who are you?" });
@@ -34,13 +35,14 @@ for (const [name, model] of Object.entries(models)) {
   const messages = [
     { role: "user", content: "Who are you?" }, ...first.response.messages, { role: "user", content: "What can you do?" },
   ];
-  const stream = streamText({ ...asked, messages, onError: ({ error }) => { throw error; } });
+  const stream = streamText({ ...asked, messages });
   let text = "";
   for await (const part of stream.textStream) text += part;
+  if (!text) throw new Error("nothing came");
   say(`${name}: append and streamText`, text);
   say(`${name}: generateObject`, (await generateObject({ model, system: RULES, prompt: "A book?", schema: book })).object);
   const looked = await generateText({
-    model, system: RULES, prompt: "Which shelf?", tools: { look_up }, toolChoice: "required",
+    model, system: RULES, prompt: "Which shelf?", tools: { look_up }, toolChoice: "required", providerOptions,
     stopWhen: stepCountIs(10),
   });
   say(`${name}: tools, ten steps`, [looked.steps.length, looked.steps.at(-1).toolCalls[0].input]);
