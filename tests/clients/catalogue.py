@@ -111,5 +111,5 @@ CLIENTS = (
     Client("llama_index", ("llama-index-llms-openai-like",), "llama-index", late=True),
     Client("llm", ("llm",), late=True),
     Client("dspy", ("dspy",), environment=_COSTS, notes=(_COSTS_NOTE,), late=True),
-    Client("aiperf", ("aiperf",), environment=_OFFLINE, notes=(f"`--tokenizer`: {_TOKENIZER_NOTE}",), late=True),
+    Client("aiperf", ("aiperf",), notes=(f"`--tokenizer`: {_TOKENIZER_NOTE}",), late=True),
 )

@@ -27,7 +27,9 @@ same machine, which keeps what was said. For clients that call tools in loops th
   tokens but the last one should be.
 - **all requests**: the tokens that were reused, of the tokens that *exact sharing* allows: the longest beginning that
   each prompt has in common with what was computed before, prompt or answer. No cache of exact prefixes can reuse
-  more.
+  more. A state can be resumed only where it was kept, so two prompts that part for the first time share less than
+  that, and leave a checkpoint there for the third. lm-eval's multiple choice asks for the log probabilities of the
+  prompt, for which all of it is computed.
 - The built-in model knows nothing. Where a tool or a schema is required, its answers are valid all the same. Where a
   client asks for a form in words only, the text does not fit, and the steps say so.
 
@@ -41,7 +43,8 @@ def render(clients: Sequence[Client], found: Mapping[str, Mapping[str, Any]]) ->
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(_row(client, found.get(client.name)) for client in clients),
     ]
-    loops = [_loop_row(client, line) for client in clients if (line := found.get(client.name)) and line.get("loop")]
+    looping = [(client, found.get(client.name, {})) for client in clients if client.loops]
+    loops = [_loop_row(client, line) for client, line in looping if line.get("loop")]
     details = [_details(client, line) for client in clients if (line := found.get(client.name)) and "steps" in line]
     text = _HEAD + "\n".join(rows) + "\n\n" + (_LOOPS + "\n".join(loops) + "\n\n" if loops else "")
     return text + _WAYS + "\n".join(details)

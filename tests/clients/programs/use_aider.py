@@ -16,6 +16,8 @@ command = ["aider", "--model", f"openai/{MODEL}", "--openai-api-base", BASE_URL,
 offline = ["--no-check-update", "--analytics-disable", "--no-show-release-notes", "--no-show-model-warnings"]
 # end
 asked = ["--yes-always", "--no-git", "--no-pretty", "--no-suggest-shell-commands", "--map-tokens", "0"]
+for kind in ("chat", "input"):  # else they lie at the head of the repository that the folder is in
+    asked += [f"--{kind}-history-file", str(folder / f"{kind}.txt")]
 for name in ("ask", "ask again"):
     done = subprocess.run(
         [

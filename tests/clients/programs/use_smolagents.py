@@ -28,7 +28,7 @@ def steps(agent: Any) -> list[str]:
     return [f"{len(found)} steps", *(type(step.error).__name__ if step.error else "done" for step in found[:3])]
 
 
-model.kwargs["max_tokens"] = 200
+model.kwargs["max_tokens"] = 100
 say("ToolCallingAgent", steps(ToolCallingAgent([look_up], model, max_steps=10, verbosity_level=LogLevel.OFF)))
 for structured in (False, True):
     agent = CodeAgent(

@@ -42,8 +42,8 @@ for (const [name, model] of Object.entries(models)) {
   say(`${name}: append and streamText`, text);
   say(`${name}: generateObject`, (await generateObject({ model, system: RULES, prompt: "A book?", schema: book })).object);
   const looked = await generateText({
-    model, system: RULES, prompt: "Which shelf?", tools: { look_up }, toolChoice: "required", providerOptions,
-    stopWhen: stepCountIs(10),
+    model, system: RULES, prompt: "Which shelf?", tools: { look_up }, toolChoice: "required",
+    providerOptions: { openai: { ...providerOptions.openai, parallelToolCalls: false } }, stopWhen: stepCountIs(10),
   });
   say(`${name}: tools, ten steps`, [looked.steps.length, looked.steps.at(-1).toolCalls[0].input]);
 }
