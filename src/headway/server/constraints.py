@@ -130,7 +130,7 @@ def _with_closed_objects(schema: Any) -> Any:
         return [_with_closed_objects(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, dict):
             found[key] = {name: _with_closed_objects(one) for name, one in value.items()}
@@ -138,5 +138,6 @@ def _with_closed_objects(schema: Any) -> Any:
             found[key] = value if key in _DATA else _with_closed_objects(value)
     named, required = schema.get("properties"), schema.get("required", [])
     if isinstance(named, dict) and isinstance(required, list) and not _OPEN & schema.keys():
-        found |= {"additionalProperties": False} if all(name in named for name in required) else {}
+        if all(name in named for name in required):
+            found["additionalProperties"] = False
     return found

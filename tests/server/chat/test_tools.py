@@ -140,8 +140,15 @@ def test_an_answer_without_a_call_may_have_a_form(client: openai.OpenAI):
         check(message.tool_calls[0])
     else:
         assert json.loads(message.content) in ("yes", "no")
-    with pytest.raises(openai.BadRequestError, match="send one of them"):
-        ask(client, response_format=form, tool_choice="required")
+
+
+def test_where_a_call_is_required_a_form_of_other_answers_is_no_matter(client: openai.OpenAI):
+    # instructor's mode RESPONSES_TOOLS sends both
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}
+    answer = ask(client, response_format=form, tool_choice="required", parallel_tool_calls=False)
+    (call,) = answer.choices[0].message.tool_calls
+    check(call)
+    assert answer.model_extra["headway"]["ignored"] == ["response_format"]
 
 
 def test_a_form_beside_tools_has_no_more_space_than_without(client: openai.OpenAI):
