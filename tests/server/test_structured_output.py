@@ -92,6 +92,7 @@ def test_properties_that_a_schema_does_not_name_are_not_invented(http: httpx.Cli
         {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
         {"properties": {"a": {}}, "minProperties": 2},
         {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {"a": {}}, "required": [{}]},
         {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]},
         {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
         {"const": {"properties": {"a": {}}}},
