@@ -57,6 +57,11 @@ slow: $(VENV)/.dev  ## Run the slow tests on two processes; ARGS go to pytest
 families: $(VENV)/.dev  ## Compare every family of models with generate(), going on where it stopped; writes docs/families.md
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=. $(BIN)/python -m tests.families.run $(ARGS)
 
+# Each client is installed into build/clients/NAME: about 5 GB and 20 minutes the first time. Needs npm for Vercel's ai.
+.PHONY: clients
+clients: $(VENV)/.dev  ## Run people's clients against the built-in model, going on where it stopped; writes docs/clients.md
+	@VLLM=$$(test -d $(VLLM) && echo $(VLLM)) PYTHONPATH=. $(BIN)/python -m tests.clients.run $(ARGS)
+
 .PHONY: test-lowest
 test-lowest:  ## Run the tests of cache and replay with the oldest dependencies that pyproject.toml allows
 	$(call light,$(VENV)-lowest,$(PYTHON),$$($(PYTHON) tools/lowest.py report zstd))

@@ -15,6 +15,7 @@ from tests.server.fakes import listening, running
 from headway.engine import EngineConfig
 from headway.engine.build import build_engine
 from headway.server import ServerOptions
+from headway.server.constraints import closed
 
 SCHEMA = {
     "type": "object",
@@ -74,6 +75,46 @@ def test_every_one_of_n_answers_fits_its_schema_streamed_or_not(http: httpx.Clie
     assert streamed == texts, "a seed gives the same answers"
 
 
+def test_properties_that_a_schema_does_not_name_are_not_invented(http: httpx.Client) -> None:
+    # instructor's mode JSON_SCHEMA sends what pydantic writes, which does not say whether there may be others
+    inner = {key: value for key, value in SCHEMA.items() if key != "additionalProperties"}
+    schema = {"type": "object", "properties": {"who": {"$ref": "#/$defs/who"}}, "required": ["who"]}
+    form = {"type": "json_schema", "json_schema": {"name": "found", "schema": schema | {"$defs": {"who": inner}}}}
+    for choice in chat(http, response_format=form, n=4, max_tokens=400)["choices"]:
+        found = json.loads(choice["message"]["content"])
+        assert set(found) == {"who"}
+        check(json.dumps(found["who"]))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+        {"properties": {"a": {}}, "minProperties": 2},
+        {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {"a": {}}, "required": [{}]},
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"const": {"properties": {"a": {}}}},
+        True,
+        "no schema",
+    ],
+)
+def test_schemas_that_say_of_other_properties_stay_as_they_are(left: Any) -> None:
+    assert closed(left) == left
+
+
+def test_every_object_of_a_schema_is_closed() -> None:
+    person = {"type": "object", "properties": {"name": {}}}
+    only = person | {"additionalProperties": False}
+    assert closed({"anyOf": [person, {"items": person}]}) == {"anyOf": [only, {"items": only}]}
+    assert closed({"properties": {"properties": person}}) == {
+        "properties": {"properties": only},
+        "additionalProperties": False,
+    }
+    assert closed({"$ref": "#/$defs/p", "$defs": {"p": person}}) == {"$ref": "#/$defs/p", "$defs": {"p": only}}
+
+
 @pytest.mark.parametrize(
     ("asked", "fits"),
     [
@@ -121,6 +162,8 @@ def test_log_probabilities_name_nothing_that_is_not_allowed(http: httpx.Client) 
         ),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
         ({"guided_json": "{"}, "guided_json", "Expecting property name"),
+        ({"guided_regex": ".*" * 8000}, "guided_regex", "8000 repetitions"),
+        ({"guided_json": {"type": "string", "pattern": "a?" * 20_000}}, "guided_json", "20000 repetitions"),
         ({"guided_json": "[" * 100_000}, "guided_json", "recursion"),
         ({"guided_choice": []}, "guided_choice", "at least 1"),
         ({"structured_outputs": {}}, "structured_outputs", "says no form"),

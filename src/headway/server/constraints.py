@@ -1,4 +1,9 @@
-"""The forms that clients ask answers to have: OpenAI's `response_format`, and the fields of vLLM for the same."""
+"""The forms that clients ask answers to have: OpenAI's `response_format`, and the fields of vLLM for the same.
+
+JSON Schema lets an object have properties that the schema does not name, unless it says otherwise. Few who write one
+mean that, and a model that may go on inventing properties does so without end. So objects get only what is named, as
+with vLLM: whatever fits the closed schema fits the given one too.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,21 @@ from headway.errors import RequestError
 from headway.runtime.interface import Constraint
 from headway.server.protocol import GenerationFields, StructuredOutputs
 
-__all__ = ["constraint_of"]
+__all__ = ["closed", "constraint_of"]
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _COMPACT = {"whitespace_flexible": False}
 """What llguidance reads in a schema, as `x-guidance`: nothing between the tokens of JSON."""
+_MERGING = frozenset({"allOf", "if", "not", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"})
+"""Keywords by which several schemas say of one object which properties it has: each must leave the others' open."""
+_BESIDE = frozenset({"anyOf", "oneOf", "$ref"})
+"""The same, where they stand beside properties."""
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords whose values are schemas by name."""
+_DATA = frozenset({"enum", "const", "default", "examples"})
+"""Keywords whose values are no schemas."""
+_OPEN = frozenset({"additionalProperties", "patternProperties", "propertyNames", "minProperties"})
+"""Keywords that say something of properties without a name."""
 
 
 def constraint_of(request: GenerationFields) -> tuple[Constraint, str] | None:
@@ -83,6 +98,46 @@ def _json(schema: Any, *, compact: bool = False) -> Constraint:
         except (ValueError, RecursionError):
             return Constraint("json", schema)
     schema = {} if schema is True else schema
+    schema = closed(schema)
     if compact and isinstance(schema, dict):
         schema = schema | {"x-guidance": _COMPACT}
     return Constraint("json", json.dumps(schema, separators=(",", ":")))
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have the properties that it names and no others, where it leaves that open.
+
+    One whose parts are merged is returned as it is.
+    """
+    try:
+        return schema if _merges(schema) else _with_closed_objects(schema)
+    except RecursionError:  # the compiler says what is wrong with it
+        return schema
+
+
+def _merges(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_merges, schema))
+    if not isinstance(schema, dict):
+        return False
+    keys = schema.keys()
+    beside = "properties" in keys and bool(_BESIDE & keys)
+    return beside or bool(_MERGING & keys) or any(map(_merges, schema.values()))
+
+
+def _with_closed_objects(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_closed_objects(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            found[key] = {name: _with_closed_objects(one) for name, one in value.items()}
+        else:
+            found[key] = value if key in _DATA else _with_closed_objects(value)
+    named, required = schema.get("properties"), schema.get("required", [])
+    if isinstance(named, dict) and isinstance(required, list) and not _OPEN & schema.keys():
+        if all(isinstance(name, str) and name in named for name in required):
+            found["additionalProperties"] = False
+    return found

@@ -149,8 +149,13 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         for name, here in names.items():
             if "_" in name:  # others are words as well
                 told = re.sub(rf"\b{re.escape(name)}\b", here, told)
-        meant = next((name for name in names if re.match(rf"{re.escape(name)}(?!\w)", param)), None)
-        param = param if meant is None else names[meant] + param[len(meant) :]
+        for name, here in names.items():
+            pattern = re.escape(name).replace(r"\[\]", r"\[(\d+)\]")
+            if found := re.match(rf"{pattern}(?!\w)", param):
+                renamed = here.replace("[]", f"[{''.join(found.groups())}]")
+                told = told.replace(found[0], renamed) if "." in found[0] else told
+                param = renamed + param[found.end() :]
+                break
         raise RequestError(told, param or None, error.code) from None
 
 

@@ -27,7 +27,7 @@ from headway.errors import HeadwayError, RequestError
 from headway.runtime.interface import Constraint
 from headway.server.answers import GivenAnswers
 from headway.server.chat.reading import AnswerForm, answer_form
-from headway.server.chat.tools import ToolLists, constrained_calls, idle_fields, tools_to_call
+from headway.server.chat.tools import ToolLists, argument_forms, constrained_calls, idle_fields, tools_to_call
 from headway.server.constraints import constraint_of
 from headway.server.errors import log_failure
 from headway.server.formats import ChatFormat, Choice, CompletionFormat, Event, Format, results
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_IGNORED = 256
 """Fields that the log names."""
+_MOST_FOLLOWED = 256
+"""Forms of which it is remembered that each of their parts can be followed."""
 
 T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=CommonFields)
@@ -141,6 +143,8 @@ class GenerationService:
         self._tokenizing = TokenizingThreads()
         self.pins = PinIds(engine)
         self._ignored: set[str] = set()
+        self._followed: dict[Constraint, None] = {}
+        """Forms that were asked for, all parts of which can be followed."""
         self._tools = ToolLists()
 
     def close(self) -> None:
@@ -181,9 +185,11 @@ class GenerationService:
                 shown=not body.skip_special_tokens,
             )
         bound = constrained_calls(body, self.tokenizer, prompt.opening, constraint[0] if constraint else None)
-        named = None if bound is None else (bound, constraint[1] if constraint else "tools")
+        forms = [] if constraint is None else [constraint]
+        if bound is not None and bound not in (form for form, _ in forms):
+            forms = [*argument_forms(body), *forms, (bound, "tools")]
         ignored = [*asked.ignored, *(asked.names.get(name, name) for name in idle_fields(body, self.tokenizer))]
-        return await self._answer(body, [replace(prompt, tools=told)], asked.write(form), http, named, ignored)
+        return await self._answer(body, [replace(prompt, tools=told)], asked.write(form), http, forms, ignored)
 
     async def prepare(self, body: ChatRequest, http: Request) -> tuple[ChatRequest, PreparedPrompt]:
         """The request with what the server adds to it, and its prompt.
@@ -234,7 +240,8 @@ class GenerationService:
         echoes = [(prompt.tokens.tolist(), prompt.text) for prompt in prompts] if body.echo else []
         name, scored = self.options.model_name, body.logprobs is not None
         form = CompletionFormat(name, self.tokenizer, scored, echoes, body.n or 1, _usage_last(body))
-        return await self._answer(body, prompts, form, http, constraint_of(body), ignored_fields(body))
+        asked = constraint_of(body)
+        return await self._answer(body, prompts, form, http, [asked] if asked else [], ignored_fields(body))
 
     def require_model(self, name: str | None) -> None:
         """Refuse a request for another model.
@@ -267,22 +274,27 @@ class GenerationService:
             return body.model_copy(update={"cache_salt": salt})
         return body
 
-    async def _constraint(self, asked: tuple[Constraint, str] | None) -> Constraint | None:
-        """The form that is asked for by a field, compiled; other requests go on meanwhile.
+    async def _constraint(self, forms: Sequence[tuple[Constraint, str]]) -> Constraint | None:
+        """The form of an answer, compiled; other requests go on meanwhile.
+
+        Args:
+            forms: What it is made of and at last itself, each with the field that asks for it.
 
         Raises:
-            RequestError: It is none, and why.
+            RequestError: One of them is none, and why.
         """
-        if asked is None:
-            return None
-        constraint, field = asked
-        try:
-            await asyncio.to_thread(self.engine.compile, constraint)
-        except RequestError as error:
-            if error.code is not None:  # another form would not help
-                raise RequestError(str(error), field, error.code) from None
-            raise RequestError(str(error), field, "invalid_constraint") from None
-        return constraint
+        whole = forms[-1][0] if forms else None
+        for constraint, name in forms[-1:] if whole in self._followed else forms:
+            try:
+                await asyncio.to_thread(self.engine.compile, constraint)
+            except RequestError as error:
+                # One with a code has another cause: another form would not help.
+                raise RequestError(str(error), name, error.code or "invalid_constraint") from None
+        if whole is not None:
+            self._followed[whole] = None
+            while len(self._followed) > _MOST_FOLLOWED:
+                del self._followed[next(iter(self._followed))]
+        return whole
 
     def _tells_in_full(self, body: ChatRequest | CompletionRequest) -> bool:
         return self.options.explain == "all" or bool(body.cache_salt)
@@ -325,10 +337,10 @@ class GenerationService:
         prompts: Sequence[PreparedPrompt],
         form: Format,
         http: Request,
-        asked: tuple[Constraint, str] | None,
+        forms: Sequence[tuple[Constraint, str]],
         ignored: Sequence[str],
     ) -> Response:
-        constraint = await self._constraint(asked)
+        constraint = await self._constraint(forms)
         handles: list[RequestHandle] = []
         try:
             for prompt in prompts:

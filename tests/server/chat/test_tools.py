@@ -51,6 +51,12 @@ ASK: list[Any] = [
     {"role": "system", "content": "You are a librarian who looks things up."},
     {"role": "user", "content": "Which book goes with the weather in Paris?"},
 ]
+ENDLESS = {
+    "type": "object",
+    "properties": {"n": {"$ref": "#/$defs/n"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
 EXPLAIN = {"cache_salt": "me", "headway": {"explain": True}}
 
 
@@ -134,8 +140,15 @@ def test_an_answer_without_a_call_may_have_a_form(client: openai.OpenAI):
         check(message.tool_calls[0])
     else:
         assert json.loads(message.content) in ("yes", "no")
-    with pytest.raises(openai.BadRequestError, match="send one of them"):
-        ask(client, response_format=form, tool_choice="required")
+
+
+def test_where_a_call_is_required_a_form_of_other_answers_is_no_matter(client: openai.OpenAI):
+    # instructor's mode RESPONSES_TOOLS sends both
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}
+    answer = ask(client, response_format=form, tool_choice="required", parallel_tool_calls=False)
+    (call,) = answer.choices[0].message.tool_calls
+    check(call)
+    assert answer.model_extra["headway"]["ignored"] == ["response_format"]
 
 
 def test_a_form_beside_tools_has_no_more_space_than_without(client: openai.OpenAI):
@@ -148,6 +161,35 @@ def test_a_form_beside_tools_has_no_more_space_than_without(client: openai.OpenA
         with pytest.raises(openai.BadRequestError, match="the JSON schema cannot be used") as refused:
             ask(client, extra_body={"guided_json": schema})
         assert refused.value.param == "guided_json"
+
+
+@pytest.mark.parametrize("otherwise", [{}, {"response_format": {"type": "json_object"}}])
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"properties": {"a": {"enum": []}}, "required": ["a"]}, "required property 'a' is unsatisfiable"),
+        ({"properties": {"a": {"type": "text"}}}, "Invalid type: text"),
+        ({"type": "string"}, "arguments are an object"),
+        ({"properties": 5, "required": 5}, "properties"),
+        ({"properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"], "$defs": {"n": ENDLESS}}, "cannot be used"),
+    ],
+)
+def test_a_schema_of_arguments_that_cannot_be_followed_is_blamed_by_its_place(
+    client: openai.OpenAI, parameters: Any, told: str, otherwise: dict[str, Any]
+):
+    tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    choice = {} if otherwise else {"tool_choice": "required"}
+    with pytest.raises(openai.BadRequestError, match=told) as refused:
+        ask(client, tools=tools, **choice, **otherwise)
+    assert refused.value.param == "tools[2].function.parameters"
+    assert refused.value.code == "invalid_constraint"
+
+
+def test_arguments_may_be_required_that_have_no_schema(client: openai.OpenAI):
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"properties": {}, "required": ["b"]}}}
+    answer = ask(client, tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    if answer.choices[0].finish_reason == "tool_calls":
+        assert "b" in json.loads(answer.choices[0].message.tool_calls[0].function.arguments)
 
 
 def test_arguments_are_an_object_though_their_schema_does_not_say_so(client: openai.OpenAI):

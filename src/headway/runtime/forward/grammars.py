@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -51,8 +52,15 @@ _COMPILING = threading.BoundedSemaphore(2)
 """As many are compiled at a time: others wait, and tokens are still chosen."""
 _MOST_COMPILED = 128
 """Compiled constraints that are remembered; what was used longest ago is compiled again."""
-_LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False)
+_LIMITS = llguidance.LLParserLimits(
+    max_grammar_size=100_000, max_lexer_states=50_000, initial_lexer_fuel=100_000, verbose_errors=False
+)
 """What one constraint may take: about 100 MB for states of its lexer, and milliseconds for each mask."""
+_MOST_REPEATS = 1000
+"""Repetitions in one regular expression: compiling takes time that grows with their square, and cannot be stopped."""
+_REPEAT = re.compile(r"[*+?{]")
+_PATTERN = re.compile(r'"pattern"\s*:\s*"((?:[^"\\]|\\.)*)"')
+"""A regular expression in a JSON schema."""
 JSON_SPACE = r"(?:\x20|\n[\x20\t]{0,20})"
 """What may stand between the tokens of JSON: enough to indent it. Small models find more and more space likely."""
 _NO_TOKENS = np.empty(0, dtype=np.int32)
@@ -148,6 +156,12 @@ class Grammars:
         name, size = _NAMES[constraint.kind], len(constraint.text.encode("utf-8", "surrogatepass"))
         if size > MAX_CONSTRAINT_BYTES:
             raise RequestError(f"the {name} has {size} bytes, {MAX_CONSTRAINT_BYTES} may be")
+        regexes = [constraint.text] if constraint.kind == "regex" else _PATTERN.findall(constraint.text)
+        if (repeats := max((len(_REPEAT.findall(one)) for one in regexes), default=0)) > _MOST_REPEATS:
+            raise RequestError(
+                f"the {name} cannot be used: {repeats} repetitions in one regular expression, such as *, "
+                f"+, ? or {{3}}; {_MOST_REPEATS} may be"
+            )
         matcher = LLMatcher(self._known_words(), _written(constraint), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise RequestError(f"the {name} cannot be used: {_told(matcher.get_error())}")

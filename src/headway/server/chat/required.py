@@ -18,7 +18,7 @@ from headway.runtime.forward.grammars import JSON_SPACE
 from headway.runtime.interface import Constraint
 from headway.server.chat.families import family_of
 
-__all__ = ["binds_free_calls", "calls_constraint"]
+__all__ = ["arguments_constraint", "binds_free_calls", "calls_constraint"]
 
 _MOST_CALLS = 8
 """Calls in one answer: a small model that may go on does so for long."""
@@ -141,6 +141,11 @@ def calls_constraint(
     return _grammar(["start: " + ending, *rules])
 
 
+def arguments_constraint(parameters: Mapping[str, Any]) -> Constraint:
+    """The form of the arguments of one function, given the schema of its parameters."""
+    return Constraint("json", json.dumps({**_closed(parameters), "x-guidance": _WRITTEN}))
+
+
 def binds_free_calls(tokenizer: TextTokenizer) -> bool:
     """Whether an answer that may say anything can be bound where it begins a call."""
     family = family_of(tokenizer)
@@ -161,10 +166,10 @@ def _call_rules(i: int, function: Mapping[str, Any], form: _Form, literal: Liter
         return [f"call_{i}: {before} args_{i} {end}", f"args_{i}: %json {written}"]
     opened, between, closed = form.tags
     rules, arguments = [], []
-    for j, (name, of_value) in enumerate(schema.get("properties", {}).items()):
+    for j, (name, of_value) in enumerate(_properties(schema).items()):
         value = f"value_{i}_{j}"
         argument = f"{literal(opened + name + between)} {value}"
-        arguments.append(argument if name in schema.get("required", ()) else f"({argument})?")
+        arguments.append(argument if name in (schema.get("required") or ()) else f"({argument})?")
         rules.append(_value_rule(value, of_value, closed, literal, schema))
     return [f"call_{i}: {before} {' '.join(arguments)} {end}", *rules]
 
@@ -184,8 +189,15 @@ def _value_rule(value: str, schema: Any, closed: str, literal: Literal, whole: M
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A schema of arguments, which are an object, that allows those it names, where it does not say otherwise."""
-    named = {"additionalProperties": False} if "properties" in schema else {}
-    return {"type": "object", **named, **schema}
+    required, named = schema.get("required"), _properties(schema)
+    wanted = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    closed = "properties" in schema and all(name in named for name in wanted)
+    return {"type": "object", **({"additionalProperties": False} if closed else {}), **schema}
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
 
 
 def _spaced(schema: str) -> str:

@@ -14,10 +14,11 @@ from headway.errors import RequestError
 from headway.runtime.interface import Constraint
 from headway.server.chat.conversation import plain_tool
 from headway.server.chat.messages import NamedTool
-from headway.server.chat.required import binds_free_calls, calls_constraint
+from headway.server.chat.required import arguments_constraint, binds_free_calls, calls_constraint
+from headway.server.constraints import constraint_of
 from headway.server.protocol import ChatRequest
 
-__all__ = ["ToolLists", "constrained_calls", "idle_fields", "tools_to_call"]
+__all__ = ["ToolLists", "argument_forms", "constrained_calls", "idle_fields", "tools_to_call"]
 
 _MOST_LISTS = 1024
 
@@ -60,16 +61,13 @@ def constrained_calls(
         otherwise: The form that an answer without calls must have.
 
     Raises:
-        RequestError: A call is asked for, and it is not known how the model writes calls, or another form is asked for.
+        RequestError: A call is asked for, and it is not known how the model writes calls.
     """
-    tools, forced = tools_to_call(request), request.tool_choice not in (None, "auto", "none")
+    tools, forced = tools_to_call(request), _forced(request)
+    otherwise = None if forced else otherwise  # it is of an answer in words, which there will not be
     strict = any(tool.function.strict for tool in request.tools or ())
     if not tools or not (forced or strict or otherwise is not None):
         return otherwise
-    if forced and otherwise is not None:
-        raise RequestError(
-            "tool_choice asks for a call, and a form of the answer is asked for: send one of them", "tool_choice"
-        )
     if otherwise is not None and otherwise.kind != "json":
         raise RequestError(
             f"with tools, an answer may fit a JSON schema and no {otherwise.kind}: send no tools", "tools"
@@ -89,6 +87,28 @@ def constrained_calls(
     return found or otherwise
 
 
+def _forced(request: ChatRequest) -> bool:
+    return request.tool_choice not in (None, "auto", "none")
+
+
+def argument_forms(request: ChatRequest) -> list[tuple[Constraint, str]]:
+    """The forms of the arguments of each tool that may be called, and the fields that say so.
+
+    Raises:
+        RequestError: Arguments are no object.
+    """
+    called, forms = {tool["function"]["name"] for tool in tools_to_call(request)}, []
+    for i, tool in enumerate(request.tools or ()):
+        if tool.function.name in called:
+            parameters, field = plain_tool(tool)["function"]["parameters"], f"tools[{i}].function.parameters"
+            kind = parameters.get("type", "object")
+            if "object" not in (kind if isinstance(kind, list) else [kind]):
+                told = f"{field}: arguments are an object, and this is the schema of a {kind}"
+                raise RequestError(told, field, "invalid_constraint")
+            forms.append((arguments_constraint(parameters), field))
+    return forms
+
+
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
@@ -97,7 +117,10 @@ def _is_object(text: str) -> bool:
 
 
 def idle_fields(request: ChatRequest, tokenizer: TextTokenizer) -> list[str]:
-    """Fields that are known and do nothing with this model: it cannot be told how much to think, or bound in calls."""
+    """Fields that are known and do nothing here.
+
+    The model cannot be told how much to think, or bound in calls; or a call is asked for, and a form of other answers.
+    """
     idle, effort = [], request.reasoning_effort
     switched = effort in ("none", "minimal") and tokenizer.template_knows("enable_thinking")
     if effort is not None and not switched and not tokenizer.template_knows("reasoning_effort"):
@@ -105,6 +128,8 @@ def idle_fields(request: ChatRequest, tokenizer: TextTokenizer) -> list[str]:
     strict = any(tool.function.strict for tool in request.tools or ())
     if strict and request.tool_choice in (None, "auto") and not binds_free_calls(tokenizer):
         idle.append("tools[].function.strict")
+    if _forced(request) and (form := constraint_of(request)) is not None:
+        idle.append(form[1].partition(".")[0])
     return idle
 
 

@@ -64,6 +64,7 @@ NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "tools[].function.strict": "tools[].strict",
     "stop": "stop_sequences",
+    "tools[].function.parameters": "tools[].input_schema",
 }
 """Fields of a chat, and those that they come from."""
 

@@ -62,6 +62,8 @@ NAMES = {
     "response_format.json_schema": "text.format.schema",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tools[].function.parameters": "tools[].parameters",
+    "tools[].function.strict": "tools[].strict",
 }
 """Fields of a chat, and those that they come from."""
 
