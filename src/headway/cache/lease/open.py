@@ -147,7 +147,7 @@ class Opener(Parts):
         """
         if not ends:
             return []
-        blocks = max(1, sum(table.blocks_for(table.window or table.chunk) for table in self.geometry.tail_tables))
+        blocks = max(1, self.geometry.checkpoint_blocks)
         rate, price = self.index.usage.reuse.rate, self.index.reclaim.keep.policy.price
 
         def worth(place: Place, base: int) -> float:

@@ -201,7 +201,8 @@ class EvictionQueue(Generic[Item]):
                     self.discard(item)
                 else:
                     asked.append((self._priority(candidate), item, candidate))
-                    lowest = min(lowest, len(asked) - 1, key=lambda i: (asked[i][0], -i))
+                    if asked[-1][0] <= asked[lowest][0]:
+                        lowest = len(asked) - 1
             heapq.heappop(self._heap)
         if not asked:
             return None

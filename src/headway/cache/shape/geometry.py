@@ -241,6 +241,7 @@ class CacheGeometry:
         state_table: The table of states, or None.
         state_blocks: Blocks that one state takes, 0 without states.
         local: Whether there are windows or chunks, whose blocks are let go as the sequence goes on.
+        checkpoint_blocks: Blocks that a checkpoint takes, as a rough figure.
         least_span: Tokens in a block of the finest table of full attention, 1 if there is none.
         ranges: Whether a checkpoint can serve positions before its own: there are windows or chunks, and no states.
     """
@@ -286,6 +287,7 @@ class CacheGeometry:
         self.local = any(t.kind in (TableKind.WINDOW, TableKind.CHUNK) for t in self.tables)
         self.ranges = self.local and self.state_table is None
         self.token_tables = tuple(t for t in self.tables if t.span)
+        self.checkpoint_blocks = sum(t.blocks_for(t.window or t.chunk) for t in self.tail_tables)
         self.least_span = min((t.span for t in self.prefix_tables), default=1)
         self._blocks_per_token = sum(1 / t.span for t in self.token_tables)
         self._blocks_besides = 4 * len(self.token_tables) + 2 * self.state_blocks + scratch_blocks
