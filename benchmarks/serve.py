@@ -238,6 +238,7 @@ def hooked(place: Path, arguments: list[str]) -> NoReturn:
     from headway.runtime.forward.runner import ModelRunner
 
     inside, began, make = [0.0], [0.0], ModelRunner.__init__
+    hooked_models: list[Any] = []
 
     def start(*_: Any) -> None:
         began[0] = time.thread_time()
@@ -247,8 +248,10 @@ def hooked(place: Path, arguments: list[str]) -> NoReturn:
 
     def made(self: ModelRunner, *given: Any, **more: Any) -> None:
         make(self, *given, **more)
-        self.model.register_forward_pre_hook(start)
-        self.model.register_forward_hook(stop)
+        if self.model not in hooked_models:  # a runner is made for the check at the start, too
+            hooked_models.append(self.model)
+            self.model.register_forward_pre_hook(start)
+            self.model.register_forward_hook(stop)
 
     def tell(*_: Any) -> None:
         place.write_text(str(inside[0]))

@@ -100,6 +100,14 @@ def test_unused_budget_goes_to_the_first_prefill():
     assert sorted(bench.device.steps[0]) == [2, 14]
 
 
+def test_a_prompt_that_is_done_is_answered_before_the_next_ones_are_computed():
+    """Prompts of 17 tokens, whose states are kept at 16, and 16 tokens per step: one prompt per step."""
+    bench = Bench(WORLDS["hybrid"], config=config(max_batched_tokens=16), blocks=100)
+    requests = [bench.add(prompt(17, seed=seed), 1) for seed in range(4)]
+    bench.run()
+    print(bench.device.steps)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_youngest_gives_way_and_comes_back_to_the_right_answer(world: str):
     blocks = {"full": 24, "hybrid": 30, "window": 30, "chunk": 34, "all": 36, "state": 4}[world]
