@@ -25,6 +25,9 @@ With a drafter, a decoding row's step is its pending tokens and a draft (`headwa
 may then end while its last tokens are still pending. The client has it at once; the request stays one step longer to
 compute them, so that what is kept of the answer is the same as without drafts.
 
+Prompts are computed in the order of their arrival, a few per step, and each step of prompts is followed by a short one
+that gives those which are done their first token (`_begins_answer`).
+
 Rejected: reserving a request's whole answer at admission (most answers are far shorter than their limit, and memory
 would lie idle), and preempting in the middle of a step (undoing part of a step is where such engines leak).
 """
@@ -291,6 +294,8 @@ class Scheduler:
             counts = self._planner.plan(answering, self._config.max_batched_tokens)
         counts = [min(count, self._one_set(request)) for request, count in zip(answering, counts, strict=True)]
         picks = list(zip(answering, counts, strict=True))
+        if any(self._begins_answer(request) for request in answering):
+            return picks
         decoding, budget = len(picks), self._config.max_batched_tokens - sum(count for _, count in picks)
         prefills = deque(request for request in self.running if not self._answering(request))
         while budget > 0:
@@ -313,6 +318,14 @@ class Scheduler:
     def _answering(self, request: RunningRequest) -> bool:
         """Whether a request only decodes: it has one token to compute, or with drafts some that were accepted."""
         return request.pending == 1 or (self._planner is not None and self._planner.answering(request))
+
+    def _begins_answer(self, request: RunningRequest) -> bool:
+        """Whether the next step computes the last token of a prompt, and so the first one of its answer.
+
+        A prompt stops before its last token, where its checkpoint lies. That token takes as long as one of an answer, and
+        is not to wait for the prompts of others: a step that begins answers has no chunks of prompts beside them.
+        """
+        return request.known == request.prompt_length and request.pending == 1 and not self._single_steps
 
     def _pick_alone(self) -> RunningRequest | None:
         """A request that must run by itself, admitted if it has to be."""
