@@ -201,6 +201,35 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2, "logprobs": 3, "stream": True}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}),
     (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "so"},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+            "max_output_tokens": 2,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "system": [{"type": "text", "text": "Be brief", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "so"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "max_tokens": 2,
+            "stream": True,
+        },
+    ),
+    ("/tokenize", {"messages": [{"role": "user", "content": "Hello"}], "return_token_strs": True}),
+    ("/detokenize", {"tokens": [1, 2, 300]}),
+    (
         "/v1/chat/completions",
         {
             "messages": [

@@ -18,8 +18,11 @@ import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -54,10 +57,8 @@ __all__ = [
 _HUB_SECONDS = 10.0
 _NAMED = 5
 """Weights that are named where a checkpoint does not fit its config."""
-_LEFT = re.compile(
-    r"rotary_emb\.inv_freq$|position_ids$"
-    r"|(^|\.)(visual|vision_\w+|audio_\w+|multi_modal_projector|embed_vision|embed_audio)\."
-)
+_MEDIA = r"(visual|vision_\w+|audio_\w+|multi_modal_projector|embed_vision|embed_audio)"
+_LEFT = re.compile(rf"rotary_emb\.inv_freq$|position_ids$|(^|\.){_MEDIA}\.")
 """Weights that a text model may leave, besides heads for drafts: computed buffers, and the parts for other media."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -109,7 +110,7 @@ def load_model(
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     whole: ModelLayout | None = None
     if ranks is None:
-        model = _load_weights(name, AutoModelForCausalLM, path, config, weights)
+        model = _text_alone(_load_weights(name, _class_for(config), path, config, weights))
     else:
         model, whole = _load_share(name, path, config, weights, ranks)
     tokenizer = _tokenizer_of(name, path)
@@ -136,7 +137,7 @@ def _load_share(
         kind = type(shapes)
     with _quiet():
         model, shares = _read_share(name, kind, path, config, dtype, ranks.size, rules)
-    split_model(model, ranks, shares)
+    split_model(_text_alone(model), ranks, shares)
     return model, whole
 
 
@@ -306,9 +307,27 @@ def _shapes_alone(name: str, path: str, dtype: torch.dtype) -> Iterator[PreTrain
     """A model whose tensors have shapes and no numbers, for as long as no others are made."""
     config = _load_config(name, path)
     config._experts_implementation = "batched_mm"  # the default one looks at numbers, of which there are none
-    build: Any = AutoModelForCausalLM.from_config
+    build: Any = _class_for(config).from_config
     with torch.device("meta"), _quiet():
-        yield _load(name, "config", lambda: build(config, dtype=dtype, trust_remote_code=False))
+        yield _text_alone(_load(name, "config", lambda: build(config, dtype=dtype, trust_remote_code=False)))
+
+
+def _class_for(config: Any) -> Any:
+    """What builds a model of a config: one that takes images as well, where transformers has no other."""
+    takes_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return (
+        AutoModelForImageTextToText
+        if takes_images and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        else (AutoModelForCausalLM)
+    )
+
+
+def _text_alone(model: Any) -> Any:
+    """The model without its parts for other media, of which nothing is computed. Returns it."""
+    for module in list(model.modules()):
+        for child in [child for child in module._modules if re.fullmatch(_MEDIA, child)]:
+            setattr(module, child, None)
+    return model
 
 
 def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
