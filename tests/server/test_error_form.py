@@ -178,6 +178,11 @@ def test_the_schema_tells_every_path_and_every_field(server: Running):
         (b'{"prompt": "a\\ud800"}', 400, "surrogate"),
         (b'{"prompt": "a", "\\udc00": 1}', 400, "surrogate"),
         (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", 400, "not JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"),
+        (b'{"prompt": "a", "logit_bias": {"1": -Infinity}}', 400, "-Infinity"),
+        (b'{"prompt": "a", "metadata": [1e400]}', 400, "1e400"),
+        (b'{"prompt": "a", "metadata": ' + b"[" * 128 + b"]" * 128 + b"}", 400, "in one another"),
+        (b'{"prompt": "a", "metadata": ' + b'{"a":' * 128 + b"{}" + b"}" * 128 + b"}", 400, "in one another"),
         (b'"' + b"x" * (2 << 20) + b'"', 413, "larger than"),
         (b"[" * 300_000, 413, "opening brackets"),
     ],
@@ -186,6 +191,13 @@ def test_bodies_that_are_no_requests(server: Running, content: bytes, status: in
     response = server.http.post("/v1/completions", content=content)
     assert response.status_code == status
     assert text in response.json()["error"]["message"]
+
+
+def test_a_tool_may_be_as_deep_as_a_body(server: Running):
+    parameters = json.loads('{"anyOf": [' * 61 + "{}" + "]}" * 61)  # 122, in the list of tools, a tool and its function
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": [tool], "max_tokens": 1}
+    assert server.http.post("/v1/chat/completions", json=asked).status_code == 200
 
 
 def test_a_body_without_a_declared_length_is_limited_too(server: Running):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -19,6 +20,9 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 _MAX_BRACKETS = 250_000
 """Brackets in a body. Reading a hundred thousand lists takes as long as reading many megabytes of text."""
+
+_MAX_NESTED = 128
+"""Lists and objects in one another. Whoever walks through a body does so recursively, and Python has an end of that."""
 
 
 async def read_body(kind: type[BodyT], request: Request, service: GenerationService) -> BodyT:
@@ -61,7 +65,8 @@ def _decoded(body: bytearray) -> Any:
     """What JSON in UTF-8 says.
 
     Raises:
-        RequestError: It is no JSON, would take long to read, or has text that cannot be written as UTF-8.
+        RequestError: It is no JSON, would take long to read, or has text that cannot be written as UTF-8, numbers that
+            are none, or lists and objects too deep in one another.
     """
     brackets = body.count(b"[") + body.count(b"{")
     if brackets > _MAX_BRACKETS:
@@ -71,7 +76,7 @@ def _decoded(body: bytearray) -> Any:
         raise RequestError(message, None, "body_too_large")
     try:
         text = body.decode("utf-8-sig")
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if "\\u" in text:  # an escape may stand for half of a surrogate pair, which no tokenizer takes
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -79,4 +84,29 @@ def _decoded(body: bytearray) -> Any:
         raise RequestError(message, None, "invalid_json") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}", None, "invalid_json") from None
+    if brackets > _MAX_NESTED and _is_too_deep(value):
+        message = f"the body has more than {_MAX_NESTED} lists and objects in one another"
+        raise RequestError(message, None, "invalid_json")
     return value
+
+
+def _finite(text: str) -> float:
+    """A number that can be written as JSON again.
+
+    Raises:
+        ValueError: It is none.
+    """
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:32]} is no number of JSON, or too large a one")
+    return number
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MAX_NESTED):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True

@@ -54,14 +54,15 @@ class RequestIds:
 
 
 class HeadAsGet:
-    """Answers HEAD as GET; the server of the connection leaves the body out."""
+    """Answers HEAD as GET; the server of the connection leaves the body out. The scope then has a true `head`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
-        await self._app({**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope, receive, send)
+        head = scope.get("method") == "HEAD"
+        await self._app({**scope, "method": "GET", "head": True} if head else scope, receive, send)
 
 
 class _PatientProtocol(H11Protocol):

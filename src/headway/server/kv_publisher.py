@@ -61,6 +61,8 @@ _SNAPSHOT_BLOCKS = 4096
 """Blocks in one batch of an answer that tells all there is."""
 _LOG_SECONDS = 60.0
 _LINGER_MILLISECONDS = 1000
+_LONGEST_ASKED = 4096
+"""Bytes of a frame that a reader may send beyond the topic. Who sends more is disconnected."""
 _SALTS_REMEMBERED = 65_536
 _END = (-1).to_bytes(8, "big", signed=True)
 """Sequence number of the message that ends an answer."""
@@ -86,6 +88,8 @@ class KvEventSockets:
         self.live = self._context.socket(zmq.PUB)
         self.replay = None if config.replay_endpoint is None else self._context.socket(zmq.ROUTER)
         try:
+            for one in filter(None, (self.live, self.replay)):
+                one.setsockopt(zmq.MAXMSGSIZE, _LONGEST_ASKED + len(config.topic.encode()))
             self.live.set_hwm(config.hwm)
             self.live.setsockopt(zmq.XPUB_NODROP, 1)  # what does not fit is told, not dropped
             _open(self.live, "endpoint", config.endpoint, bind=_binds(config.endpoint))
@@ -189,7 +193,8 @@ class KvEventPublisher:
         self.counts = KvEventCounts()
         self.latest = time.time_ns() // 1000
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=self._config.buffer_steps)
-        self._sent, self._warned = 0.0, -_LOG_SECONDS
+        self._sent = 0.0
+        self._warned: dict[str, float] = {}
         self._salts: dict[int, tuple[str, str] | None] = {}
         self._queue: deque[_Waiting | bool] = deque()
         self._put = self._taken = 0
@@ -316,7 +321,7 @@ class KvEventPublisher:
             if item is _OVERFLOW:
                 self.counts.overflows += 1
                 self._lost = False
-                logger.warning("KV events come faster than they are published: all that was told is taken back")
+                self._warn("KV events come faster than they are published: all that was told is taken back")
         return before + wire_events(changes, self.block_size)
 
     def _send(self, events: Sequence[WireEvent]) -> None:
@@ -337,18 +342,21 @@ class KvEventPublisher:
 
     def _note_missed(self) -> None:
         self.counts.missed += 1
-        if self._sent - self._warned >= _LOG_SECONDS:
-            self._warned = self._sent
-            remedy = "it can ask for them at the replay endpoint" if self._sockets.replay else "give a replay_endpoint"
-            logger.warning(
-                "KV events: a reader is slow and has missed %d batches by now: %s", self.counts.missed, remedy
-            )
+        remedy = "it can ask for them at the replay endpoint" if self._sockets.replay else "give a replay_endpoint"
+        self._warn("KV events: a reader is slow and has missed %d batches by now: %s", self.counts.missed, remedy)
+
+    def _warn(self, text: str, *told: object) -> None:
+        """Tell the log what readers cause, each thing once in a while."""
+        now = time.monotonic()
+        if now - self._warned.get(text, -_LOG_SECONDS) >= _LOG_SECONDS:
+            self._warned[text] = now
+            logger.warning(text, *told)
 
     def _answer(self, replay: Any) -> None:
         """Send what a reader asks for: all batches from a number on, or all there is where they are not kept."""
         *envelope, asked = replay.recv_multipart()
         if len(asked) != 8 or not 1 <= len(envelope) <= 2:
-            logger.warning("KV events: a request for a replay is not understood: send an empty frame and 8 bytes")
+            self._warn("KV events: a request for a replay is not understood: send an empty frame and 8 bytes")
             return
         start = int.from_bytes(asked, "big")
         batches: Sequence[tuple[int, bytes]] = [batch for batch in self._buffer if batch[0] >= start]

@@ -79,8 +79,10 @@ class LiveView:
         @router.get("/v1/headway/live")
         async def live(request: Request) -> Response:
             if "text/event-stream" in request.headers.get("accept", ""):
-                events = live_events(self.record, lambda: self._engine.stopping)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+                if request.scope.get("head"):  # who asks for no body does not wait for the end of the stream
+                    return Response(media_type="text/event-stream", headers=headers)
+                events = live_events(self.record, lambda: self._engine.stopping)
                 return StreamingResponse(events, media_type="text/event-stream", headers=headers)
             record = await asyncio.to_thread(self.record)
             return JSONResponse(record.as_dict(), headers={"Cache-Control": "no-store"})

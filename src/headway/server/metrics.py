@@ -81,7 +81,7 @@ class Metrics(Collector):
             async def send_counted(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     path, method = getattr(scope.get("route"), "path", _OTHER), scope["method"]
-                    method = method if method in _METHODS else _OTHER
+                    method = "HEAD" if scope.get("head") else method if method in _METHODS else _OTHER
                     self._responses.labels(path, method, str(message["status"])).inc()
                 await send(message)
 

@@ -260,6 +260,15 @@ def test_a_call_that_was_cut_off_leaves_those_before_it(special: dict[str, list[
         assert found.content.strip() == call[:20].strip()
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama", "mistral-v3"])
+def test_half_of_a_surrogate_pair_stays_an_escape(special: dict[str, list[str]], name: str):
+    call = r'{"name": "get_weather", "arguments": {"place": "\ud83d \u00e9"}}'
+    text = {"hermes": f"<tool_call>{call}</tool_call>", "mistral-v3": f"[TOOL_CALLS][{call}]", "llama": call}[name]
+    found = read(answer_form(words(name, special), "", "", TOOLS), text, 5)
+    assert found.calls[0].arguments.isascii()
+    assert json.loads(found.calls[0].arguments) == {"place": "\ud83d \u00e9"}
+
+
 @pytest.mark.parametrize("name", ["hermes", "kimi", "mistral", "harmony"])
 def test_a_call_is_told_by_its_name_first_and_then_as_it_is_written(special: dict[str, list[str]], name: str):
     text, expected = next((text, piece) for family, text, piece in EXAMPLES if family == name and piece.calls)
@@ -293,6 +302,15 @@ def test_reasoning_that_the_template_has_begun(special: dict[str, list[str]]):
     form = answer_form(tokenizer, "", "<|im_start|>assistant\n<think>\n", [])
     assert read(form, "Well.\n</think>\n\nYes.", 3) == Piece("Well.", "Yes.")
     assert read(answer_form(tokenizer, "", "<|im_start|>assistant\n", []), "Yes.", 3) == Piece("", "Yes.")
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "harmony"])
+@pytest.mark.parametrize("text", ["Yes.", "\nYes.", " \n", "<to", '\n\n{"a": 1}', "\n<think>So.</think>Yes."])
+def test_the_end_of_the_prompt_is_no_part_of_the_answer(special: dict[str, list[str]], name: str, text: str):
+    """White space may begin a call, so the parser holds it back: that of the prompt is not told with the answer."""
+    form, bare = (answer_form(words(name, special), "", start, TOOLS) for start in ("<|im_start|>assistant\n", ""))
+    for size in (len(text), 1):
+        assert read(form, text, size) == read(bare, text, size)
 
 
 def test_calls_are_text_where_there_are_no_tools(special: dict[str, list[str]]):

@@ -325,3 +325,19 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic):
     wrong = anthropic.Anthropic(base_url=str(client.base_url), api_key="wrong", max_retries=0)
     with wrong, pytest.raises(anthropic.AuthenticationError):
         wrong.messages.count_tokens(model="builtin", messages=[{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"place": "\\ud83d"}', {"place": "?"}),
+        ('{"place": "\\ud83d\\ude00"}', {"place": "\U0001f600"}),
+        ('{"days": 1e400}', {}),
+        ('{"days": NaN}', {}),
+    ],
+)
+def test_arguments_that_no_json_can_have_are_not_told(arguments: str, told: dict[str, Any]):
+    text = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+    found = whole(written(), text)
+    assert found["content"][0]["input"] == told
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()

@@ -65,6 +65,10 @@ def test_every_get_is_there_for_head_without_a_body(server: Running):
         assert (got.status_code, head.status_code, head.content) == (200, 200, b"")
         assert head.headers["content-type"] == got.headers["content-type"]
     assert server.http.head("/v1/completions").status_code == 405
+    stream = server.http.head("/v1/headway/live", headers={"Accept": "text/event-stream"}, timeout=10)
+    assert stream.headers["content-type"].startswith("text/event-stream"), "and it does not take as long as a stream"
+    counted = server.http.get("/metrics").text
+    assert 'http_requests_total{handler="/v1/headway/live",method="HEAD",status="200"} 1.0' in counted
     assert server.http.get("/version").json() == {"version": headway.__version__}
     assert server.http.get("/ping").json() == server.http.get("/health").json()
 

@@ -163,6 +163,8 @@ class AnswerReader:
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._parser: ResponseParser | None = ResponseParser(form.template, form.opening, tools=form.tools)
+        self._held = _held_back(form)
+        """The end of the prompt that the parser will tell as if it were of the answer."""
         self._unread = ""
         """What the parser has got and has not told of."""
         self._spaces = {"content": "", "reasoning": ""}
@@ -206,17 +208,23 @@ class AnswerReader:
     def _take(self, event: Mapping[str, Any]) -> Piece:
         name, kind = event["field"], event["type"]
         if name == "tool_calls":
+            self._held = ""  # it was part of what opened the call
             return Piece(calls=list(self._call(event)))
         part = "reasoning" if name in _REASONING else name
         if part not in self._spaces:
             return Piece()
         if kind == "region_open" and part in self._begun:
             self._spaces[part] += "" if self._spaces[part] else "\n"
-        if kind != "region_chunk":
+        if kind != "region_chunk" or not (text := self._answered(event["text"])):
             return Piece()
-        self._unread = self._unread.partition(event["text"])[2]
-        said = self._said(part, event["text"])
+        self._unread = self._unread.partition(text)[2]
+        said = self._said(part, text)
         return Piece(reasoning=said) if part == "reasoning" else Piece(content=said)
+
+    def _answered(self, text: str) -> str:
+        """What the parser tells, without the end of the prompt if it comes first."""
+        held, self._held = self._held, self._held.removeprefix(text) if len(text) < len(self._held) else ""
+        return text.removeprefix(held) if len(held) <= len(text) else ""
 
     def _call(self, event: Mapping[str, Any]) -> Iterator[Call]:
         """What an event adds to a call, or the calls that it completes.
@@ -271,13 +279,29 @@ class AnswerReader:
                 raise TypeError("a call without a name")
             if self._form.most_calls is None or self._calls < self._form.most_calls:
                 self._calls += 1
-                written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                written = arguments if isinstance(arguments, str) else _written(arguments)
                 yield Call(str(one.get("id") or self._new_id()), name, written)
 
     def _new_id(self) -> str:
         if self._form.short_ids:
             return "".join(secrets.choice(_SHORT) for _ in range(9))
         return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _written(arguments: Any) -> str:
+    """Arguments as JSON; half of a surrogate pair stays the escape that the model wrote."""
+    written = json.dumps(arguments, ensure_ascii=False)
+    return json.dumps(arguments) if re.search("[\ud800-\udfff]", written) else written
+
+
+def _held_back(form: AnswerForm) -> str:
+    """The end of a prompt that a parser holds back, because a delimiter may begin in it: a line break before a call."""
+    fields = {name: {**one, "optional": True} for name, one in form.template["fields"].items()}
+    try:
+        _, events = ResponseParser({**form.template, "fields": fields}, form.opening, tools=form.tools).finalize()
+    except (AttributeError, KeyError, TypeError, ValueError):  # it ends within a call
+        return ""
+    return "".join(event["text"] for event in events if event["type"] == "region_chunk")
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

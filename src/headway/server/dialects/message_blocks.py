@@ -135,9 +135,10 @@ def _block(part: Part) -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call; of one that was cut off there are none."""
+    """The arguments of a call, without what JSON in UTF-8 cannot have; of one that was cut off there are none."""
     try:
         found = json.loads(text or "{}")
+        found = json.loads(json.dumps(found, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
