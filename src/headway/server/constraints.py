@@ -137,7 +137,7 @@ def _with_closed_objects(schema: Any) -> Any:
         else:
             found[key] = value if key in _DATA else _with_closed_objects(value)
     named, required = schema.get("properties"), schema.get("required", [])
-    known = isinstance(named, dict) and isinstance(required, list)
-    if known and not _OPEN & schema.keys() and all(isinstance(name, str) and name in named for name in required):
-        found["additionalProperties"] = False
+    if isinstance(named, dict) and isinstance(required, list) and not _OPEN & schema.keys():
+        unnamed = [name for name in required if not isinstance(name, str) or name not in named]
+        found |= {} if unnamed else {"additionalProperties": False}
     return found
