@@ -27,9 +27,10 @@ same machine, which keeps what was said. For clients that call tools in loops th
   tokens but the last one should be.
 - **all requests**: the tokens that were reused, of the tokens that *exact sharing* allows: the longest beginning that
   each prompt has in common with what was computed before, prompt or answer. No cache of exact prefixes can reuse
-  more. A state can be resumed only where it was kept, so two prompts that part for the first time share less than
-  that, and leave a checkpoint there for the third. lm-eval's multiple choice asks for the log probabilities of the
-  prompt, for which all of it is computed.
+  more.
+  Two reasons for less: a state can be resumed only where it was kept. Where two prompts part for the first time, none
+  is, and the second leaves a checkpoint for the third. And lm-eval's multiple choice asks for the log probabilities of
+  the prompt, so all of it is computed.
 - The built-in model knows nothing. Where a tool or a schema is required, its answers are valid all the same. Where a
   client asks for a form in words only, the text does not fit, and the steps say so.
 

@@ -1,4 +1,8 @@
-"""What agents' traffic reuses through a server, against what exact sharing allows: at least 95%."""
+"""What agents' traffic reuses through a server, against what exact sharing allows: at least 99%.
+
+It is all of it, but where a model writes a call in other words than JSON is written in when the call is sent back, such
+as a number with zeros at its end.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +62,7 @@ class Served:
         """Of what exact sharing allowed, what was reused, from request number `first` on."""
         results = self.ended.results
         most = allowed([(result.request.tokens, result.tokens) for result in results])
-        for result, best in zip(results, most, strict=True):
-            print(result.cached_tokens, best, result.prompt_tokens)
+        print([(result.cached_tokens, best, result.prompt_tokens) for result, best in zip(results, most, strict=True)])
         return sum(result.cached_tokens for result in results[first:]) / sum(most[first:])
 
 
@@ -90,7 +93,7 @@ TOOLS = [
                 "type": "object",
                 "properties": {
                     "words": {"type": "string", "maxLength": 24},
-                    "share": {"type": "number", "minimum": 0, "maximum": 9},
+                    "share": {"type": "integer", "minimum": 0, "maximum": 9},
                     "shelves": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
                 },
                 "required": ["words", "share", "shelves"],
@@ -116,7 +119,7 @@ def test_a_loop_of_ten_tool_calls(served: Served) -> None:
         (call,) = message["tool_calls"]
         result = f'{{"step": {step}, "found": "{QUESTIONS[step % 6][:20]}"}}'
         messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": result}]
-    assert served.rate() >= 0.95
+    assert served.rate() >= 0.99
 
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -143,7 +146,7 @@ def test_a_series_whose_breakpoint_moves(served: Served) -> None:
             max_tokens=40,
         )
         messages.append(answer["choices"][0]["message"])
-    assert served.rate() >= 0.95
+    assert served.rate() >= 0.99
 
 
 def test_claudes_own_series_of_talk_and_tool_calls(served: Served) -> None:
@@ -168,4 +171,4 @@ def test_claudes_own_series_of_talk_and_tool_calls(served: Served) -> None:
                 if block["type"] == "tool_use"
             ]
             messages += [{"role": "user", "content": results}] if results else []
-    assert served.rate() >= 0.95
+    assert served.rate() >= 0.99

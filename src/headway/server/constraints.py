@@ -138,6 +138,6 @@ def _with_closed_objects(schema: Any) -> Any:
             found[key] = value if key in _DATA else _with_closed_objects(value)
     named, required = schema.get("properties"), schema.get("required", [])
     if isinstance(named, dict) and isinstance(required, list) and not _OPEN & schema.keys():
-        if all(isinstance(name, str) and name in named for name in required):
-            found["additionalProperties"] = False
+        unnamed = [name for name in required if not isinstance(name, str) or name not in named]
+        found |= {} if unnamed else {"additionalProperties": False}
     return found

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from said import BASE_URL, KEY, MODEL, RULES, say
 
 # settings
@@ -16,7 +16,7 @@ client = instructor.from_openai(OpenAI(base_url=BASE_URL, api_key=KEY), mode=ins
 
 class Book(BaseModel):
     title: Literal["Walden", "Emma", "Dracula"]
-    year: int
+    year: int = Field(ge=1, le=2100)
 
 
 MESSAGES = [{"role": "system", "content": RULES}, {"role": "user", "content": "Recommend a book."}]

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from said import BASE_URL, KEY, MODEL, RULES, say
 
 # settings
@@ -18,7 +18,7 @@ class Book(BaseModel):
     """A book of the library."""
 
     title: Literal["Walden", "Emma", "Dracula"]
-    year: int
+    year: int = Field(ge=1, le=2100)
 
 
 @tool
@@ -38,8 +38,10 @@ for method in ("json_schema", "function_calling"):
         f"with_structured_output({method})",
         model.with_structured_output(Book, method=method).invoke(asked).model_dump(),
     )
-# this mode asks for any JSON object; that it fits the class is left to the model
-say("with_structured_output(json_mode)", model.with_structured_output(None, method="json_mode").invoke(asked))
+# this mode asks for any JSON object: that it fits the class, and ends soon, is left to the model
+found = model.with_structured_output(Book, method="json_mode", include_raw=True, max_tokens=100).invoke(asked)
+say("with_structured_output(json_mode)", found["raw"].text)
+assert found["raw"].text.startswith("{")
 turns = [SystemMessage(RULES), HumanMessage("Which shelf?")]
 bound = model.bind_tools([look_up], tool_choice="required", parallel_tool_calls=False)
 for _ in range(10):

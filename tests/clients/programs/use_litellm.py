@@ -3,7 +3,7 @@
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from said import BASE_URL, KEY, MODEL, RULES, say
 
 # settings
@@ -15,7 +15,7 @@ server = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY}
 
 class Book(BaseModel):
     title: Literal["Walden", "Emma", "Dracula"]
-    year: int
+    year: int = Field(ge=1, le=2100)
 
 
 TOOL = {

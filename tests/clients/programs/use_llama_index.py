@@ -4,7 +4,7 @@ from typing import Literal
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from said import BASE_URL, KEY, MODEL, RULES, say
 
 # settings
@@ -25,7 +25,7 @@ class Book(BaseModel):
     """A book of the library."""
 
     title: Literal["Walden", "Emma", "Dracula"]
-    year: int
+    year: int = Field(ge=1, le=2100)
 
 
 asked = [ChatMessage(role="system", content=RULES), ChatMessage(role="user", content="Who are you?")]

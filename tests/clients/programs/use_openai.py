@@ -4,7 +4,7 @@ import json
 from typing import Any, Literal
 
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from said import BASE_URL, KEY, MODEL, RULES, say
 
 # settings
@@ -14,7 +14,7 @@ client = OpenAI(base_url=BASE_URL, api_key=KEY)
 
 class Book(BaseModel):
     title: Literal["Walden", "Emma", "Dracula"]
-    year: int
+    year: int = Field(ge=1, le=2100)
 
 
 TOOL: Any = {

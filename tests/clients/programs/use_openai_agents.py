@@ -5,7 +5,7 @@ from typing import Literal
 
 from agents import Agent, ModelSettings, Runner, function_tool
 from agents.exceptions import MaxTurnsExceeded
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from said import BASE_URL, KEY, MODEL, RULES, say
 
 # settings
@@ -20,7 +20,7 @@ models = [OpenAIChatCompletionsModel(model=MODEL, openai_client=client), OpenAIR
 
 class Book(BaseModel):
     title: Literal["Walden", "Emma", "Dracula"]
-    year: int
+    year: int = Field(ge=1, le=2100)
 
 
 looked: list[str] = []

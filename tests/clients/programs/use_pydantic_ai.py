@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_ai import Agent, NativeOutput, UsageLimitExceeded, UsageLimits
 from pydantic_ai.settings import ModelSettings
 from said import BASE_URL, KEY, MODEL, RULES, say
@@ -17,7 +17,7 @@ model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=BASE_URL, api_ke
 
 class Book(BaseModel):
     title: Literal["Walden", "Emma", "Dracula"]
-    year: int
+    year: int = Field(ge=1, le=2100)
 
 
 brief = ModelSettings(max_tokens=48)

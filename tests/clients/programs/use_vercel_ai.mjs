@@ -19,7 +19,7 @@ const providerOptions = { openai: { store: false } }; // else it refers to store
 const RULES = "You are a patient librarian. " +
   "Look things up before you answer, and never invent the title of a book. ".repeat(6);
 const say = (step, came) => console.log("step " + JSON.stringify([step, JSON.stringify(came)?.slice(0, 200)]));
-const book = z.object({ title: z.enum(["Walden", "Emma", "Dracula"]), year: z.number().int() });
+const book = z.object({ title: z.enum(["Walden", "Emma", "Dracula"]), year: z.number().int().min(1).max(2100) });
 const look_up = tool({
   description: "Look up a shelf",
   inputSchema: z.object({ shelf: z.enum(["north", "south"]) }),
