@@ -1,24 +1,26 @@
-"""`headway serve` beside `transformers serve`, on one machine in turns: `python benchmarks/serve.py --plan plan.json`.
+"""`headway serve` beside `transformers serve`, on one machine in turns: `python benchmarks/serve.py`.
 
-Both servers serve the same folder on the CPU and answer the same chat completions, streamed and greedy. They run all the
-time, and each round of a workload is sent to one and then to the other, so that both see the same state of the machine. An
-idle server uses no processor. Every round has new texts. What is told of a cell are medians over its rounds:
+Both servers serve the same folder on the CPU and answer the same chat completions, streamed and greedy. Both run all
+the time, and each round of a workload is sent to one and then to the other, so that they see the same state of the
+machine. An idle server uses no processor. Every round has new texts. Of each cell medians over its rounds are told:
 
 * tokens of answers per second, by each server's own count of tokens,
 * the time to the first piece of text, at the 50th and the 95th percentile of the requests of a round,
 * processor time of the server and its children per token of an answer.
 
-Two workloads: `shared`, prompts of which 90% are a text that all of a round begin with, and `distinct`, prompts that share
-nothing but what the template puts in front. `--share` serves with Headway alone and tells which part of the processor time
-was spent outside the forwards of the model: `headway serve` then runs below a hook that adds up the thread's time in them.
+There are two workloads. `shared`: 90% of a prompt are a text with which all of a round begin. `distinct`: prompts share
+nothing but what the template puts in front. `--share` serves with Headway alone and tells which part of the processor
+time was spent outside the forwards of the model. A hook below `headway serve` then adds up the thread's time in them.
 
-Rounds that were done are kept in --out and not run again. `--show` prints the table of what is there.
+Rounds that were done are kept in --out and not run again. `--show` prints the table of what is there. `transformers
+serve` needs `pip install accelerate`. Linux only: processor times are read from /proc.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -181,7 +183,8 @@ async def _ask(client: httpx.AsyncClient, text: str, model: str) -> tuple[float,
 
 async def _send(server: Server, prompts: list[str], concurrency: int, model: str) -> list[tuple[float, int, int]]:
     turn = asyncio.Semaphore(concurrency)
-    async with httpx.AsyncClient(base_url=server.url, timeout=1800, limits=httpx.Limits(max_connections=None)) as client:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=1800, limits=limits) as client:
 
         async def one(text: str) -> tuple[float, int, int]:
             async with turn:
@@ -296,7 +299,8 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    rounds = [Round(**json.loads(line)) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    rounds = [Round(**json.loads(line)) for line in lines]
     for folder in [] if options.show else options.folders or [builtin()]:
         with served(folder.resolve(), options.share) as servers:
             for one in _rounds(folder.resolve(), servers, options, {(*r.cell, r.number) for r in rounds}):
@@ -313,9 +317,8 @@ def _rounds(folder: Path, servers: list[Server], options: argparse.Namespace, do
     model = {server.name: httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] for server in servers}
     model["transformers"] = str(folder)
     per_token = 3.0
-    for server in servers:
-        warm = run(server, folder.name, model[server.name], "distinct", 1, -1, per_token)
-    per_token = warm.prompt_tokens / sum(len(text.split()) for text in texts("distinct", 1, -1, per_token))
+    warm = [run(server, folder.name, model[server.name], "distinct", 1, -1, per_token) for server in servers]
+    per_token = warm[0].prompt_tokens / sum(len(text.split()) for text in texts("distinct", 1, -1, per_token))
     for number in range(options.rounds):
         for workload in options.workloads:
             for concurrency in options.concurrency:
@@ -326,9 +329,9 @@ def _rounds(folder: Path, servers: list[Server], options: argparse.Namespace, do
 
 def builtin() -> Path:
     """The folder of the built-in model."""
-    import headway_builtin_model
-
-    return Path(headway_builtin_model.__file__).parent
+    spec = importlib.util.find_spec("headway_builtin_model")
+    assert spec is not None and spec.origin is not None, "pip install packages/builtin-model"
+    return Path(spec.origin).parent
 
 
 if __name__ == "__main__":

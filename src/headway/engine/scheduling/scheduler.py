@@ -322,8 +322,8 @@ class Scheduler:
     def _begins_answer(self, request: RunningRequest) -> bool:
         """Whether the next step computes the last token of a prompt, and so the first one of its answer.
 
-        A prompt stops before its last token, where its checkpoint lies. That token takes as long as one of an answer, and
-        is not to wait for the prompts of others: a step that begins answers has no chunks of prompts beside them.
+        A prompt stops before its last token, where its checkpoint lies. That token takes as long as one of an answer,
+        and is not to wait for the prompts of others: a step that begins answers has no chunks of prompts beside them.
         """
         return request.known == request.prompt_length and request.pending == 1 and not self._single_steps
 
