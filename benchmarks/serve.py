@@ -167,7 +167,8 @@ async def _ask(client: httpx.AsyncClient, text: str, model: str) -> tuple[float,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    began, first, usage = time.monotonic(), 0.0, {}
+    began, first = time.monotonic(), 0.0
+    usage: dict[str, int] = {}
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
             raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()[:500]}")
@@ -330,7 +331,8 @@ def _rounds(folder: Path, servers: list[Server], options: argparse.Namespace, do
 def builtin() -> Path:
     """The folder of the built-in model."""
     spec = importlib.util.find_spec("headway_builtin_model")
-    assert spec is not None and spec.origin is not None, "pip install packages/builtin-model"
+    if spec is None or spec.origin is None:
+        raise SystemExit("the built-in model is not installed: pip install packages/builtin-model")
     return Path(spec.origin).parent
 
 
