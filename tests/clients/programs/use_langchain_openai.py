@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
+from openai import LengthFinishReasonError
 from pydantic import BaseModel, Field
 from said import BASE_URL, KEY, MODEL, RULES, say
 
@@ -39,9 +40,16 @@ for method in ("json_schema", "function_calling"):
         model.with_structured_output(Book, method=method).invoke(asked).model_dump(),
     )
 # this mode asks for any JSON object: that it fits the class, and ends soon, is left to the model
-found = model.with_structured_output(Book, method="json_mode", include_raw=True, max_tokens=100).invoke(asked)
-say("with_structured_output(json_mode)", found["raw"].text)
-assert found["raw"].text.startswith("{")
+try:
+    text = (
+        model.with_structured_output(None, method="json_mode", include_raw=True, max_tokens=100)
+        .invoke(asked)["raw"]
+        .text
+    )
+except LengthFinishReasonError as error:
+    text = error.completion.choices[0].message.content
+assert text.startswith("{")
+say("with_structured_output(json_mode)", text)
 turns = [SystemMessage(RULES), HumanMessage("Which shelf?")]
 bound = model.bind_tools([look_up], tool_choice="required", parallel_tool_calls=False)
 for _ in range(10):
