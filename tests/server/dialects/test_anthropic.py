@@ -341,3 +341,12 @@ def test_arguments_that_no_json_can_have_are_not_told(arguments: str, told: dict
     found = whole(written(), text)
     assert found["content"][0]["input"] == told
     json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_what_is_said_behind_a_call_stays_behind_it():
+    text = '<tool_call>\n{"name": "get-time", "arguments": {"zone": "UTC"}}\n</tool_call> Well.'
+    kinds = [block["type"] for block in whole(written(), text)["content"]]
+    assert kinds == ["tool_use", "text"]
+    for size in (1, 1000):
+        told = [event for event in events(written(), text, size) if event["type"] == "content_block_start"]
+        assert [event["content_block"]["type"] for event in told] == kinds

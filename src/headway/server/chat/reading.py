@@ -150,6 +150,13 @@ class ReadAnswer:
         self.calls += sum(bool(call.name) for call in piece.calls)
         return piece
 
+    def pieces(self, text: str, *, ended: bool) -> Iterator[Piece]:
+        """The same in the order in which the model wrote it: what is said may follow a call."""
+        for part in _EDGES.split(text) if self._reader is not None else [text]:
+            yield self.read(part, ended=False)
+        if ended and self._reader is not None:
+            yield self.read("", ended=True)
+
     def finish_reason(self, result: RequestResult | None) -> str | None:
         """Why it ended, once it has: `tool_calls` where it stopped to have tools called."""
         if result is None:

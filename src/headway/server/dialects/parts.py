@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.engine import RequestResult
-from headway.server.chat.reading import AnswerForm, ReadAnswer
+from headway.server.chat.reading import AnswerForm, Piece, ReadAnswer
 
 __all__ = ["AnswerParts", "Change", "Part"]
 
@@ -70,7 +70,15 @@ class AnswerParts:
 
     def take(self, text: str, result: RequestResult | None) -> Iterator[Change]:
         """What `text`, the next of the answer, does to the list; with `result` it was the last."""
-        piece = self._answer.read(text, ended=result is not None)
+        for piece in self._answer.pieces(text, ended=result is not None):
+            yield from self._add(piece)
+        self.finish_reason = self._answer.finish_reason(result)
+        if result is not None:
+            if not self.parts:
+                yield from self._begin(Part("content"))
+            yield from self._end()
+
+    def _add(self, piece: Piece) -> Iterator[Change]:
         if piece.reasoning:
             yield from self._grow("reasoning", piece.reasoning)
         if piece.content:
@@ -80,11 +88,6 @@ class AnswerParts:
                 yield from self._begin(Part("call", "", call.id, call.name))
             if call.arguments:
                 yield from self._grow("call", call.arguments)
-        self.finish_reason = self._answer.finish_reason(result)
-        if result is not None:
-            if not self.parts:
-                yield from self._begin(Part("content"))
-            yield from self._end()
 
     def _grow(self, kind: Literal["reasoning", "content", "call"], text: str) -> Iterator[Change]:
         if not self.parts or self.parts[-1].kind != kind:
