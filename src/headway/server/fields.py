@@ -82,15 +82,31 @@ HINTS = {
 STREAM_HINTS = frozenset({"continuous_usage_stats", "include_obfuscation", "chunk_size"})
 """The same for `stream_options`."""
 
+_CHAT = "/v1/chat/completions has it"
+_OF_CHATS: Unsupported = {
+    **{name: told for name, told in UNSUPPORTED.items() if name != "cache_control"},
+    "guided_choice": (_EMPTY, _CHAT),
+    "guided_grammar": (_EMPTY, _CHAT),
+    "guided_json": (_EMPTY, _CHAT),
+    "guided_regex": (_EMPTY, _CHAT),
+    "add_generation_prompt": ((None, True), _CHAT),
+    "add_special_tokens": ((None, False), _CHAT),
+    "continue_final_message": ((None, False), _CHAT),
+    "logprobs": ((None, False), _CHAT),
+    "top_logprobs": ((None, 0), _CHAT),
+    "stop": (_EMPTY_LIST, _CHAT),
+}
+"""What would change the answers of chats, and is no field of the other APIs."""
 _NOT_STORED = "nothing is stored: send the earlier input, and the items of the output as they came, in input"
 
 RESPONSES_UNSUPPORTED: Unsupported = {
+    **_OF_CHATS,
+    "cache_control": UNSUPPORTED["cache_control"],
     "previous_response_id": ((None, ""), f"{_NOT_STORED}; what was computed of it is reused"),
     "conversation": (_EMPTY, f"{_NOT_STORED}; what was computed of it is reused"),
     "background": ((None, False), "the answer is in the response; stream: true shows it as it comes"),
     "prompt": (_EMPTY, "there are no stored prompts: send instructions and input"),
     "moderation": (_EMPTY, "answers are not moderated"),
-    "top_logprobs": ((None, 0), "/v1/chat/completions tells log probabilities"),
     "messages": (_EMPTY, "send input"),
     "max_tokens": (_EMPTY, "send max_output_tokens"),
     "max_completion_tokens": (_EMPTY, "send max_output_tokens"),
@@ -111,6 +127,7 @@ RESPONSES_HINTS = {
 }
 
 MESSAGES_UNSUPPORTED: Unsupported = {
+    **_OF_CHATS,
     "container": (_EMPTY, "no code is run here"),
     "mcp_servers": (_EMPTY_LIST, "no MCP server is asked; send its tools in tools"),
     "stop": (_EMPTY_LIST, "send stop_sequences"),

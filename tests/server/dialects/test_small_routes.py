@@ -8,8 +8,11 @@ import pytest
 from tests.server.fakes import ALPHABET, CharTokenizer, Running, running
 
 import headway
-from headway.errors import ConfigError
+from headway.errors import ConfigError, RequestError
 from headway.server.command import _ServerFlags
+from headway.server.dialects.messages import MessagesRequest
+from headway.server.dialects.responses import ResponsesRequest
+from headway.server.protocol import parse_body
 
 PAGE = "http://localhost:3000"
 
@@ -104,3 +107,20 @@ def test_without_the_option_no_page_may():
     for origin in ("localhost:3000", "http://localhost/page", ""):
         with pytest.raises(ConfigError, match="is no origin"):
             _ServerFlags(cors_origin=[origin])
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ResponsesRequest, {"input": "Hi"}),
+        (MessagesRequest, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stop", ["."]), ("bad_words", ["no"]), ("guided_regex", "a+"), ("logprobs", True), ("suffix", "s")],
+)
+def test_what_would_change_a_chat_is_not_ignored_elsewhere(kind: Any, body: dict[str, Any], name: str, value: Any):
+    with pytest.raises(RequestError, match=f"{name} is not supported here"):
+        parse_body(kind, body | {name: value}, strict=False)
+    parse_body(kind, body | {name: None}, strict=False)
