@@ -77,7 +77,12 @@ def test_mistakes_in_a_body_are_answered_as_vllm_answers_them() -> None:
     Endpoint().attach_router(app)
     client, url = TestClient(app), "/v1/headway/explain"
     invalid, no_prompt = "Bad Request", "BadRequestError"
-    for body, kind in (("{", invalid), ("3", invalid), ('{"messages": 3}', invalid), ("{}", no_prompt)):
+    for body, kind in (
+        ("{", invalid),
+        ("3", invalid),
+        ('{"prompt": "a", "temperature": "b"}', invalid),
+        ("{}", no_prompt),
+    ):
         answer = client.post(url, content=body, headers={"Content-Type": "application/json"})
         error = answer.json()["error"]
         assert (answer.status_code, error["type"], error["code"]) == (400, kind, 400), error
