@@ -40,6 +40,7 @@ HOLDS = {
     "stats": ["vllm.v1.metrics.stats:PrefixCacheStats", "vllm.v1.metrics.stats:SchedulerStats"],
     "scheduler_stats": ["vllm.v1.metrics.stats:SchedulerStats"],
     "events_config": ["vllm.config:KVEventsConfig"],
+    "engine_client": ["vllm.engine.protocol:EngineClient"],
     "handler": [
         "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat",
         "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion",
@@ -84,6 +85,7 @@ GIVEN = {
 BEHIND = [
     *(f"{owner}.{member}" for owner, members in GIVEN.items() for member in members.split()),
     "vllm.v1.worker.utils:copy_kv_cache_blocks_inplace",
+    "vllm.v1.worker.worker_base:WorkerBase.vllm_config",
     f"{SCHEDULER}:Scheduler.running",
     f"{SCHEDULER}:Scheduler._free_blocks",
 ]

@@ -110,6 +110,13 @@ def test_wrong_wishes_are_left_out_and_said(asked: dict[str, Any], refused: str)
     assert refused in wishes.refused[0]
 
 
+@pytest.mark.parametrize(("asked", "pins"), [(1, 100), ("true", 100), (True, 100), (40, 40), (False, 0), (0, 0)])
+def test_true_is_true_in_vllm_xargs_too(asked: Any, pins: int) -> None:
+    """vLLM makes true 1 there: a pin of one token would be a trap."""
+    wishes = read_wishes({"headway_pin": asked, "headway_explain": "true"}, 100)
+    assert (wishes.pin, wishes.explain, wishes.refused) == (pins, True, [])
+
+
 def test_wishes_are_read_from_both_places() -> None:
     """Nested or flat; an operator can allow no pins."""
     asked = {"kv_transfer_params": {"headway": {"pin": True, "explain": True}}, "headway_breakpoints": [5, 9]}

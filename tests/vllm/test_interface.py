@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import Counter, Gauge
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from tests.vllm.fabricated import write_vllm
 from tests.vllm.one_by_one import OneByOne
 from tools.vllm_interface import SCHEDULER, record, used_names
@@ -129,7 +129,7 @@ def test_no_attribute_has_escaped_the_list() -> None:
     listed = {re.split(r"[.:>]", key)[-1] for release in VERSIONS for key in recorded(release)}
     python = (int, str, list, dict, set, tuple, deque, threading, time, secrets, hashlib, type(hashlib.blake2b()), math)
     arrays = (np, np.ndarray, torch, torch.Tensor)
-    others = (logging.Logger, msgspec, Counter, Gauge, fastapi.FastAPI, fastapi.Request, BaseModel)
+    others = (logging.Logger, msgspec, Counter, Gauge, fastapi.FastAPI, fastapi.Request, BaseModel, ValidationError)
     given = {name for kind in (*python, *arrays, *others) for name in dir(kind)}
     escaped = {}
     for path in {*Path(headway.vllm.__path__[0]).glob("*.py")} - {Path(str(headway.vllm.interface.__file__))}:

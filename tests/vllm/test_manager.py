@@ -184,12 +184,15 @@ def test_a_request_is_told_what_became_of_its_wishes() -> None:
     _served(world, "a", prompt, sampling_params=asked)
     _served(world, "b", prompt, sampling_params=SimpleNamespace(extra_args={"headway_explain": 1}), cache_salt="x")
     _served(world, "c", prompt)
-    first, second, third = told
+    _served(world, "d", prompt, sampling_params=SimpleNamespace(extra_args={"headway_pin": 30}), cache_salt="x")
+    _served(world, "e", prompt, sampling_params=SimpleNamespace(extra_args={"headway_pin": -3}), cache_salt="x")
+    first, second, third, fourth, fifth = told
     assert first["wishes"] == [{"kind": "pin", "asked": 40, "outcome": "kept"}]
     assert first["losses"][0]["reason"] == "not_told"
     assert first["refused"] == ["unknown: pni; there are pin, pin_seconds, breakpoints, no_store, explain, dry_run"]
     assert second["losses"][0]["reason"] == "nothing_matched"
-    assert third is None
+    assert third is fourth is None
+    assert fifth == {"refused": ["pin must be true or a number of tokens up to 60, not -3"]}
 
 
 def test_a_hit_on_a_state_that_is_not_written_yet_copies_its_source() -> None:

@@ -67,6 +67,17 @@ def test_two_engines_and_a_second_exporter_share_the_metrics() -> None:
     assert registry.get_sample_value("headway_prompt_tokens_total", {"model_name": "m", "engine": "1"}) == 5
 
 
+def test_without_the_scheduler_the_live_page_says_so() -> None:
+    registry, app = CollectorRegistry(), FastAPI()
+    exporter, board = Exporter("m", registry), board_of(registry)
+    add_live_routes(app, board)
+    board.missing = "this server does not run headway.vllm.Scheduler"
+    answer = TestClient(app).get("/v1/headway/live", headers={"Accept": "text/event-stream"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (501, board.missing)
+    exporter.add(['headway {"prompt_tokens":{"":5}}'], 0)  # from a subclass under another name
+    assert TestClient(app).get("/v1/headway/live").json()["total"]["prompt_tokens"] == 5
+
+
 def test_the_live_page_shows_what_the_metrics_count() -> None:
     world, now = World.make(1, "hybrid", blocks=70), 0.0
     meter, registry, app = Meter(world.manager, clock=lambda: now), CollectorRegistry(), FastAPI()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,43 @@ def test_kv_events_are_of_vllms_classes() -> None:
     assert kinds == [*["BlockStored"] * (len(kinds) - 2), "AllBlocksCleared", "BlockStored"]
     assert read.events[0].extra_keys[0] == ("me",)
     assert read.events[-1].token_ids == list(range(16))
+
+
+def test_mistakes_in_a_body_are_answered_as_vllm_answers_them() -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+
+    from headway.vllm.endpoint import Endpoint
+
+    app = FastAPI()
+    app.state.args = SimpleNamespace(log_error_stack=False)
+    init_exception_handler(app)
+    Endpoint().attach_router(app)
+    client, url = TestClient(app), "/v1/headway/explain"
+    invalid, no_prompt = "Bad Request", "BadRequestError"
+    for body, kind in (
+        ("{", invalid),
+        ("3", invalid),
+        ('{"prompt": "a", "temperature": "b"}', invalid),
+        ("{}", no_prompt),
+    ):
+        answer = client.post(url, content=body, headers={"Content-Type": "application/json"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (400, kind, 400), error
+        assert kind == no_prompt or "validation error" in error["message"]
+
+
+def test_a_server_without_the_scheduler_is_known_by_its_configuration() -> None:
+    from headway.vllm.endpoint import Endpoint
+    from headway.vllm.live import board_of
+
+    board = board_of(REGISTRY)
+    for name, missing in (("headway.vllm.Scheduler", False), (None, True)):
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(scheduler_cls=name))
+        asyncio.run(Endpoint().init_state(SimpleNamespace(vllm_config=config), None, None))
+        assert ("does not run headway.vllm.Scheduler" in board.missing) is missing
+    board.missing = ""
 
 
 def test_the_routes_are_added_beside_vllms() -> None:

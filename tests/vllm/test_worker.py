@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from headway.vllm.worker import copy_pages, install
+from headway.errors import ConfigError
+from headway.vllm.worker import WholePages, copy_pages, install
 
 PAGES, PAGE = 6, 16
 
@@ -49,6 +52,37 @@ def test_pages_of_several_kernel_blocks() -> None:
 
 def test_nothing_to_copy_reads_nothing() -> None:
     copy_pages(iter([]), PAGES, [])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "options", "prefix_caching", "says"),
+    [
+        ("headway.vllm.Scheduler", {"evict": "lru"}, False, "unknown evict"),
+        ("headway.vllm.Scheduler", {"eviction": "lruu"}, False, "unknown eviction policy 'lruu'"),
+        ("headway.vllm.Scheduler", {"placement": ["junctoin"]}, False, "junctoin"),
+        ("headway.vllm.Scheduler", {"pin_share": 2}, False, "pin_share"),
+        ("headway.vllm.Scheduler", {}, True, "--no-enable-prefix-caching"),
+        ("headway.vllm.Scheduler", {"alignment": 64, "eviction": "lru"}, False, None),
+        (None, {"evict": "lru"}, True, None),
+    ],
+)
+def test_a_worker_refuses_before_weights_are_loaded(
+    scheduler: str | None, options: dict[str, Any], prefix_caching: bool, says: str | None
+) -> None:
+    off = dict.fromkeys(("is_encoder_decoder", "is_diffusion", "enabled"), False)
+    worker = WholePages()
+    worker.vllm_config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, prefill_context_parallel_size=1),
+        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
+        model_config=SimpleNamespace(runner_type="generate", **off),
+        aux_output_config=SimpleNamespace(**off),
+        additional_config={"headway": options},
+        kv_transfer_config=None,
+        num_prefill_lookahead_tokens=0,
+    )
+    with pytest.raises(ConfigError, match=says) if says else nullcontext():
+        worker.init_worker_extension()
 
 
 def test_every_runner_of_the_process_takes_the_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
@@ -17,11 +18,14 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from headway.vllm.live import add_live_routes, board_of
+from headway.vllm.live import add_live_routes, board_of, error_response
+from headway.vllm.options import is_ours
 
 __all__ = ["Endpoint"]
 
 _ASK = {"stream": False, "n": 1, "max_tokens": 1, "kv_transfer_params": {"headway": {"dry_run": True}}}
+
+_MISSING = "this server does not run headway.vllm.Scheduler: start it with --scheduler-cls headway.vllm.Scheduler"
 
 
 class Endpoint:
@@ -36,17 +40,18 @@ class Endpoint:
         add_live_routes(app, board_of(REGISTRY))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Nothing to keep."""
+        """Without our scheduler there is nothing to show."""
+        if not is_ours(engine_client.vllm_config):
+            board_of(REGISTRY).missing = _MISSING
 
 
-async def _explain(raw: Request) -> JSONResponse:
+async def _explain(body: dict[str, Any], raw: Request) -> JSONResponse:
     """What would become of the tokens of a prompt. Nothing is computed."""
+    chat = "messages" in body
     try:
-        body = await raw.json()
-        chat = "messages" in body
         asked = (ChatCompletionRequest if chat else CompletionRequest).model_validate({**body, **_ASK})
-    except (TypeError, ValueError, ValidationError) as error:
-        return _error(400, f"the body must be that of a chat or a completion: {error}")
+    except ValidationError as error:  # vLLM's server answers it as it does on its own routes
+        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
     state = raw.app.state
     handler = state.openai_serving_chat if chat else state.openai_serving_completion
     answer = await (handler.create_chat_completion if chat else handler.create_completion)(asked, raw)
@@ -54,11 +59,7 @@ async def _explain(raw: Request) -> JSONResponse:
         return JSONResponse(jsonable_encoder(answer), answer.error.code)
     told = (answer.kv_transfer_params or {}).get("headway")
     if told is None:
-        return _error(501, "the scheduler of this server does not explain: start it with headway.vllm.Scheduler")
+        return error_response(501, "NotImplementedError", _MISSING)
     if "prompt_tokens" not in told:
-        return _error(403, "; ".join(told["refused"]))
+        return error_response(403, "PermissionDeniedError", "; ".join(told["refused"]))
     return JSONResponse(told)
-
-
-def _error(code: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "headway", "param": None, "code": code}}, code)

@@ -22,14 +22,19 @@ from headway.tell.live import Board, LiveRecord, live_events
 from headway.tell.live_page import live_page
 from headway.tell.metrics import METRICS, Values
 
-__all__ = ["VllmBoard", "add_live_routes", "board_of"]
+__all__ = ["VllmBoard", "add_live_routes", "board_of", "error_response"]
 
 
 class VllmBoard:
-    """What all engines of a process have told, summed. For any thread."""
+    """What all engines of a process have told, summed. For any thread.
+
+    Attributes:
+        missing: Why nothing will be told, or "".
+    """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
+        self.missing = ""
         self._lock = threading.Lock()
         self._board = Board(f"Headway {__version__} in vLLM", "", time.monotonic())
         self._told: dict[str, dict[int, Counter[str]]] = {}
@@ -38,7 +43,7 @@ class VllmBoard:
     def add(self, told: Mapping[str, Mapping[str, int]], engine: int, model: str) -> None:
         """Take what an engine told: of totals what was added, of levels what they are."""
         with self._lock:
-            self._board.model = model
+            self._board.model, self.missing = model, ""
             for name, values in told.items():
                 known = self._told.setdefault(name, {}).setdefault(engine, Counter())
                 for key, value in values.items():
@@ -74,6 +79,11 @@ def board_of(registry: CollectorRegistry) -> VllmBoard:
     return VllmBoard()
 
 
+def error_response(code: int, kind: str, message: str) -> JSONResponse:
+    """An error as vLLM's server has them."""
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, code)
+
+
 def add_live_routes(app: FastAPI, board: VllmBoard) -> None:
     """Serve the page and its data."""
 
@@ -82,6 +92,8 @@ def add_live_routes(app: FastAPI, board: VllmBoard) -> None:
         return HTMLResponse(text, headers=headers)
 
     async def live(raw: Request) -> Response:
+        if board.missing:
+            return error_response(501, "NotImplementedError", board.missing)
         if "text/event-stream" in raw.headers.get("accept", ""):
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(live_events(board.record), media_type="text/event-stream", headers=headers)

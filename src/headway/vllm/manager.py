@@ -475,13 +475,13 @@ class KVCacheManager:
         return []
 
     def explain(self, request: Any) -> dict[str, Any] | None:
-        """What a request that ends is told of its tokens and wishes, if it wants to know; None if not."""
+        """What a request that ends is told: all if it asked for that, else which wishes were refused; None if none."""
         run, rule = self._runs.get(request.request_id), self.options.explain
         if run is None or not run.admitted or rule == "off":
             return None
         first, wishes, full = run.asked.first, run.asked.wishes, rule == "all" or bool(request.cache_salt)
-        if first is None or not (wishes.explain or wishes.refused):
-            return None
+        if first is None or not wishes.explain:
+            return {"refused": wishes.refused} if wishes.refused else None
         return report(first, run.lease, wishes, full=full, everything=rule == "all")
 
     def add_request(self, request: Any) -> dict[str, Any] | None:
@@ -577,13 +577,8 @@ def _cache_config(groups: Groups, options: Options, steps_in_flight: int, slots_
         groups.blocks,
         block_bytes=groups.block_bytes,
         layout=groups.layout,
-        checkpoint_alignment=options.alignment,
-        placement=options.placement,
-        eviction=options.eviction,
-        pin_share=options.pin_share,
-        pin_seconds=options.pin_seconds,
         steps_in_flight=steps_in_flight,
         slots_ahead=slots_ahead,
         scratch_blocks=sum(group.drafts for group in groups.groups),
-        check=options.check,
+        **options.of_cache(),
     )

@@ -1,4 +1,7 @@
-"""Options for the cache, given as vLLM's `--additional-config '{"headway": {...}}'`."""
+"""What a user configures: options for the cache, and what of vLLM's own configuration cannot be served with it.
+
+Options are given as vLLM's `--additional-config '{"headway": {...}}'`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headway.cache import DEFAULT_PLACEMENT
+from headway.cache import DEFAULT_PLACEMENT, CacheConfig, FullAttention, PrefixCache
 from headway.errors import ConfigError
 
-__all__ = ["Options", "read_options"]
+__all__ = ["Options", "check_config", "is_ours", "read_options"]
+
+_PACKAGE = "headway.vllm"
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Options:
         if self.explain not in ("own", "all", "off"):
             raise ConfigError(f"additional-config, headway: explain is {self.explain!r}, not one of own, all, off")
 
+    def of_cache(self) -> dict[str, Any]:
+        """Those that the cache knows, by its own names."""
+        return {
+            "checkpoint_alignment": self.alignment,
+            "placement": self.placement,
+            "eviction": self.eviction,
+            "pin_share": self.pin_share,
+            "pin_seconds": self.pin_seconds,
+            "check": self.check,
+        }
+
 
 def read_options(additional_config: Any) -> Options:
     """The options in vLLM's `additional_config`, or the defaults.
@@ -63,3 +79,37 @@ def read_options(additional_config: Any) -> Options:
     if unknown:
         raise ConfigError(f"additional-config, headway: unknown {', '.join(unknown)}; there are {', '.join(known)}")
     return Options(**given)
+
+
+def is_ours(vllm_config: Any) -> bool:
+    """Whether vLLM is told to take a scheduler of this package."""
+    name = vllm_config.scheduler_config.scheduler_cls
+    return (name if isinstance(name, str) else str(getattr(name, "__module__", ""))).startswith(_PACKAGE)
+
+
+def check_config(vllm_config: Any) -> None:
+    """Refuse options and configurations that cannot be served, as far as they are known before the model is loaded.
+
+    Raises:
+        ConfigError: Names the thing, and what to do.
+    """
+    parallel, without = vllm_config.parallel_config, "leave it out, or serve without --scheduler-cls"
+    if vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError(
+            "vLLM's own prefix caching is on, and two caches cannot share one memory: add --no-enable-prefix-caching"
+        )
+    refused = {
+        "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
+        "--prefill-context-parallel-size above 1": parallel.prefill_context_parallel_size > 1,
+        "a KV connector (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
+        "a pooling model": vllm_config.model_config.runner_type == "pooling",
+        "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
+        "a diffusion model": vllm_config.model_config.is_diffusion,
+        "routed experts in answers (aux outputs)": vllm_config.aux_output_config.enabled,
+        "multi-module MTP": vllm_config.num_prefill_lookahead_tokens > 1,
+    }
+    for name, found in refused.items():
+        if found:
+            raise ConfigError(f"headway.vllm cannot serve {name} yet: {without} headway.vllm.Scheduler")
+    options = read_options(vllm_config.additional_config)
+    PrefixCache(CacheConfig([FullAttention("any", 1)], 1, **options.of_cache()))  # which refuses values

@@ -25,7 +25,7 @@ from headway.vllm.events import KvEvents
 from headway.vllm.groups import read_groups
 from headway.vllm.manager import KVCacheManager
 from headway.vllm.metrics import Meter
-from headway.vllm.options import read_options
+from headway.vllm.options import check_config, read_options
 from headway.vllm.overview import start_lines
 
 __all__ = ["AsyncScheduler", "Scheduler"]
@@ -142,7 +142,7 @@ class AsyncScheduler(Scheduler, VllmAsyncScheduler):
 
 def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) -> KVCacheManager:
     parallel = vllm_config.parallel_config
-    _check(vllm_config)
+    check_config(vllm_config)
     dcp = parallel.decode_context_parallel_size
     layout = ParallelLayout(tp=dcp, dcp=dcp, interleave=parallel.cp_kv_cache_interleave_size if dcp > 1 else 1)
     speculative = vllm_config.speculative_config
@@ -175,29 +175,3 @@ def _make_manager(vllm_config: Any, kv_cache_config: Any, *, log_stats: bool) ->
             kind=lambda spec: str(get_kv_cache_spec_kind(spec).value),
         )
     return manager
-
-
-def _check(vllm_config: Any) -> None:
-    """Refuse configurations that cannot be served.
-
-    Raises:
-        ConfigError: Names the thing, and what to do.
-    """
-    parallel, without = vllm_config.parallel_config, "leave it out, or serve without --scheduler-cls"
-    if vllm_config.cache_config.enable_prefix_caching:
-        raise ConfigError(
-            "vLLM's own prefix caching is on, and two caches cannot share one memory: add --no-enable-prefix-caching"
-        )
-    refused = {
-        "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
-        "--prefill-context-parallel-size above 1": parallel.prefill_context_parallel_size > 1,
-        "a KV connector (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
-        "a pooling model": vllm_config.model_config.runner_type == "pooling",
-        "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
-        "a diffusion model": vllm_config.model_config.is_diffusion,
-        "routed experts in answers (aux outputs)": vllm_config.aux_output_config.enabled,
-        "multi-module MTP": vllm_config.num_prefill_lookahead_tokens > 1,
-    }
-    for name, found in refused.items():
-        if found:
-            raise ConfigError(f"headway.vllm cannot serve {name} yet: {without} headway.vllm.Scheduler")

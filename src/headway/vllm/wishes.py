@@ -19,6 +19,8 @@ __all__ = ["DryRun", "Wishes", "read_wishes", "report"]
 
 _NAMES = ("pin", "pin_seconds", "breakpoints", "no_store", "explain", "dry_run")
 _FLAGS = ("no_store", "explain", "dry_run")
+_WORDS = {"true": True, "false": False}
+"""vLLM's `vllm_xargs` have no truth values: what a client sends as true arrives as 1, so `pin` takes 1 as true."""
 NOT_TOLD = "not_told"
 """The reason that stands for all where no more may be told."""
 
@@ -77,15 +79,16 @@ def read_wishes(extra_args: Mapping[str, Any] | None, tokens: int, *, pins: bool
 
 def _take(wishes: Wishes, name: str, value: Any, tokens: int) -> None:
     """Set one wish, or say what is wrong with it."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    value = _WORDS.get(value, value) if isinstance(value, str) else value
+    whole = isinstance(value, int)
     if name in _FLAGS:
         if value in (0, 1):
             setattr(wishes, name, bool(value))
         else:
             wishes.refused.append(f"{name} must be true or false, not {value!r}")
     elif name == "pin":
-        if value is True or (whole and 0 <= value <= tokens):
-            wishes.pin = tokens if value is True else value
+        if whole and 0 <= value <= max(1, tokens):
+            wishes.pin = tokens if value == 1 else int(value)
         else:
             wishes.refused.append(f"pin must be true or a number of tokens up to {tokens}, not {value!r}")
     elif name == "pin_seconds":

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from headway.vllm.options import check_config, is_ours
+
 __all__ = ["WholePages", "copy_pages", "install"]
 
 _MODULES = ("vllm.v1.worker.utils", "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -46,7 +48,24 @@ def copy_pages(kv_caches: Iterable[torch.Tensor], num_blocks: int, kv_cache_bloc
 
 
 class WholePages:
-    """An extension of vLLM's worker. With it, copied pages are whole."""
+    """An extension of vLLM's worker. With it, copied pages are whole.
+
+    Attributes:
+        vllm_config: The worker's.
+    """
+
+    vllm_config: Any
+
+    def init_worker_extension(self) -> None:
+        """Refuse before weights are loaded what the scheduler, which vLLM makes last, would refuse after them.
+
+        vLLM calls it from 0.33 on. Earlier releases know nothing of it, and the scheduler refuses.
+
+        Raises:
+            ConfigError: An option or a configuration that cannot be served; says what to do.
+        """
+        if is_ours(self.vllm_config):
+            check_config(self.vllm_config)
 
 
 def install() -> None:
