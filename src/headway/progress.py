@@ -83,6 +83,7 @@ def counting(what: str, total: int, noun: str = "", console: Console | None = No
             task = bar.add_task(what, total=total)
             yield lambda done: bar.update(task, completed=done)
         return
+    noun = f"{noun} " if noun else ""
     with Pulse(_printer(console), what) as pulse:
         started = time.monotonic()
 
@@ -92,7 +93,6 @@ def counting(what: str, total: int, noun: str = "", console: Console | None = No
             ends = f", about {_duration(left)} left" if 0 < share < 1 else ""
             pulse.text = f"{what}: {done:,} of {total:,} {noun}({share:.0%}){ends}"
 
-        noun = f"{noun} " if noun else ""
         yield tell
 
 

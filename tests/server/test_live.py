@@ -64,6 +64,12 @@ def test_the_record_counts_what_was_answered(server: Running):
     assert told["model"] == "fake"
 
 
+def test_a_server_without_reuse_does_not_blame_the_prompts():
+    with running(config=EngineConfig(prefix_reuse=False)) as server:
+        server.complete("Once upon a time", max_tokens=2)
+        assert live(server)["verdict"]["title"] == "Prefix reuse is off"
+
+
 @pytest.mark.parametrize("world", ["full", "hybrid", "window", "all"])
 def test_every_block_is_of_one_kind(world: str):
     """While a request runs, and after it: the kinds add up to the pool, and agree with what the pool counts."""

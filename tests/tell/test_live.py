@@ -70,6 +70,11 @@ def test_the_record_is_whole_without_what_counters_do_not_say():
     ("prompt", "hit", "lost", "level", "said"),
     [
         (1000, 0, {}, "none", "100% of the prompt tokens are new"),
+        (1000, 20, {"evicted": 29}, "none", "95% of the prompt tokens are new"),
+        (1000, 80, {"evicted": 20}, "good", "80% of what could be reused is reused"),
+        (1000, 79, {"evicted": 21}, "fair", "79% of what could be reused is reused"),
+        (1000, 40, {"evicted": 60}, "fair", "40% of what could be reused is reused"),
+        (1000, 39, {"evicted": 61}, "bad", "39% of what could be reused is reused"),
         (1000, 500, {"evicted": 20}, "good", "96% of what could be reused is reused; 48% of the prompt tokens are new"),
         (1000, 300, {"evicted": 200, "state_never_taken": 20}, "fair", "largest loss is evicted, 20% of the prompt"),
         (1000, 0, {"state_never_taken": 900}, "bad", "To mend it: add interval:N to --placement"),
@@ -84,6 +89,14 @@ def test_the_cache_is_judged_by_what_could_be_reused(
     assert told.verdict.level == level
     assert said in told.verdict.text
     assert board.record(7.0, unavailable="ranks are lost").verdict.level == "bad"
+
+
+def test_a_server_that_was_told_to_reuse_nothing_is_not_judged():
+    board = Board("headway", "m", 0.0, reuses=False)
+    board.add({**values(1000, 0, 9), "prompt_lost_tokens": {"nothing_matched": 1000}}, 6.0)
+    told = board.record(7.0).verdict
+    assert (told.level, told.title) == ("none", "Prefix reuse is off")
+    assert "--no-prefix-reuse" in told.text
 
 
 def test_the_speed_is_that_of_the_last_minute():

@@ -32,13 +32,22 @@ from headway.engine.scheduling.drafts import DraftPlanner, StepCosts
 from headway.engine.scheduling.queue import FairQueue
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.scheduling.step import ScheduledStep
-from headway.engine.stats import Distribution, EngineCounters, EngineSnapshot, EngineSurvey, Observer, RequestView
+from headway.engine.stats import (
+    TOKEN_SECONDS,
+    Distribution,
+    EngineCounters,
+    EngineSnapshot,
+    EngineSurvey,
+    Observer,
+    RequestView,
+)
 from headway.engine.text import TextStream
 from headway.engine.tokenizer import HubTokenizer, TextTokenizer
 from headway.runtime.interface import Constraint, RowAnswer, TokenLogprob
 
 __all__ = [
     "DEFAULT_WAIT_TOKENS",
+    "TOKEN_SECONDS",
     "Constraint",
     "Delta",
     "Distribution",

@@ -10,13 +10,24 @@ from typing import Protocol
 from headway.cache import CacheStats, Holdings
 from headway.engine.request import RequestResult, RunningRequest, Timings
 
-__all__ = ["Distribution", "EngineCounters", "EngineSnapshot", "EngineSurvey", "Observer", "RequestView"]
+__all__ = [
+    "TOKEN_SECONDS",
+    "Distribution",
+    "EngineCounters",
+    "EngineSnapshot",
+    "EngineSurvey",
+    "Observer",
+    "RequestView",
+]
 
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-_TOKEN_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+TOKEN_SECONDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
 """Bounds of times in seconds: those of vLLM, so that its dashboards draw both alike."""
 
 
@@ -90,7 +101,7 @@ class EngineCounters:
     refused: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     first_token: Distribution = field(default_factory=lambda: Distribution(_FIRST_TOKEN))
-    token_gap: Distribution = field(default_factory=lambda: Distribution(_TOKEN_GAP))
+    token_gap: Distribution = field(default_factory=lambda: Distribution(TOKEN_SECONDS))
 
     def count_tokens(self, timings: Timings, tokens: int, now: float) -> None:
         """Count tokens that a step added to an answer, and their time, which `timings` keeps."""

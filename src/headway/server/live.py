@@ -17,13 +17,12 @@ from headway import __version__
 from headway.engine import Engine, EngineSurvey
 from headway.server.metrics import values_of
 from headway.server.prefixes import PrefixUses
-from headway.tell.live import Board, LiveRecord, LiveRequest, live_events
+from headway.tell.live import SAMPLE_SECONDS, Board, LiveRecord, LiveRequest, live_events
 from headway.tell.live_page import live_page
 
 __all__ = ["LiveView"]
 
 _FRESH_SECONDS = 0.9
-_SAMPLE_SECONDS = 5.0
 _SHOWN_REQUESTS, _SHOWN_PREFIXES = 20, 6
 _SURVEY_SHARE = 100
 """A survey holds up the engine: the next one waits so many times as long as it took."""
@@ -41,7 +40,7 @@ class LiveView:
             prefixes: Which prefixes save and cost most; None if nobody is told.
         """
         self._engine, self._prefixes = engine, prefixes
-        self._board = Board(f"headway {__version__}", model, time.monotonic())
+        self._board = Board(f"headway {__version__}", model, time.monotonic(), reuses=engine.config.prefix_reuse)
         self._lock = threading.Lock()
         self._record: LiveRecord | None = None
         self._made = self._next_survey = 0.0
@@ -62,7 +61,7 @@ class LiveView:
         async def sample() -> None:
             while True:
                 await asyncio.to_thread(self._sample)
-                await asyncio.sleep(_SAMPLE_SECONDS)
+                await asyncio.sleep(SAMPLE_SECONDS)
 
         task = asyncio.create_task(sample())
         try:

@@ -30,6 +30,7 @@ __all__ = [
     "StructuredOutputs",
     "check_messages",
     "check_parts",
+    "check_tools",
     "parse_body",
 ]
 
@@ -322,6 +323,19 @@ def check_parts(lists: Iterable[tuple[str, Any]], named: str) -> None:
             if isinstance(kind, str) and kind in _FOREIGN_PARTS:
                 told = f"{_FOREIGN_PARTS[kind]} not supported: this server takes text only"
                 raise RequestError(told, f"{where}[{i}]", "unsupported_content")
+
+
+def check_tools(tools: Any, kind: str, instead: str) -> None:
+    """Refuse tools that others run: those of a type other than `kind`.
+
+    Raises:
+        RequestError: The message names the tool, and what to do `instead`.
+    """
+    for i, tool in enumerate(tools if isinstance(tools, list) else []):
+        given = tool.get("type") if isinstance(tool, dict) else None
+        if given not in (None, kind):
+            message = f"tools[{i}]: tools of the type {str(given)[:64]} are not run here; {instead}"
+            raise RequestError(message, f"tools[{i}]", "unsupported_parameter")
 
 
 def check_messages(messages: Any) -> None:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Discriminator
 
-__all__ = ["Record", "ignored_fields", "unknown_field"]
+__all__ = ["Record", "ignored_fields", "type_discriminator", "unknown_field"]
 
 _MOST_TOLD = 32
 """Ignored fields that an answer names."""
@@ -32,6 +32,16 @@ class Record(BaseModel):
     HINTS: ClassVar[Collection[str]] = ()
     SILENT: ClassVar[frozenset[str]] = frozenset()
     CLOSED: ClassVar[bool] = False
+
+
+def type_discriminator(kinds: Collection[str], default: str) -> Discriminator:
+    """By `type`, with the tags `<KIND>` of a union; records of other types are of the `default` kind."""
+
+    def tag(given: Any) -> str:
+        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+        return f"<{kind if kind in kinds else default}>"
+
+    return Discriminator(tag)
 
 
 def ignored_fields(record: Record) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from headway.engine import Distribution, Engine, EngineSnapshot, RequestResult
+from headway.engine import TOKEN_SECONDS, Distribution, Engine, EngineSnapshot, RequestResult
 
 __all__ = ["VllmMetrics"]
 
@@ -20,7 +20,6 @@ _LABELS = ("model_name", "engine")
 _ENGINE = "0"
 """Number of the engine: a server has one."""
 _SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _ANSWERS = (1, 2, 5, 10, 20)
@@ -49,7 +48,7 @@ class VllmMetrics:
         }
         self._inference = histogram("request_inference_time_seconds", "Time from admission to the last.", _SECONDS)
         text = "Mean time of a token after the first, per request."
-        self._per_token = histogram("request_time_per_output_token_seconds", text, _TOKEN_SECONDS)
+        self._per_token = histogram("request_time_per_output_token_seconds", text, TOKEN_SECONDS)
         self._prompt = histogram("request_prompt_tokens", "Tokens of the prompt, per request.", tokens)
         self._answer = histogram("request_generation_tokens", "Tokens of the answer, per request.", tokens)
         self._most = histogram("request_params_max_tokens", "Most tokens that were asked for, per request.", tokens)

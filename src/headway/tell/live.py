@@ -21,6 +21,7 @@ from headway.tell.facts import WaterfallLine, waterfall_lines
 from headway.tell.metrics import Values
 
 __all__ = [
+    "SAMPLE_SECONDS",
     "Board",
     "CheckpointKind",
     "LiveRecord",
@@ -32,7 +33,8 @@ __all__ = [
     "live_events",
 ]
 
-_SAMPLE_SECONDS = 5.0
+SAMPLE_SECONDS = 5.0
+"""From one remembered moment to the next."""
 _RECENT_SECONDS = 300.0
 """What counts as now."""
 _TREND_SECONDS, _TREND_STEP = 900.0, 15.0
@@ -248,15 +250,16 @@ class Board:
         model: Name of the model.
     """
 
-    def __init__(self, server: str, model: str, now: float) -> None:
+    def __init__(self, server: str, model: str, now: float, *, reuses: bool = True) -> None:
         """Nothing is known yet.
 
         Args:
             server: Who serves, with the release.
             model: Name of the model.
             now: Seconds of a monotonic clock, as in all calls.
+            reuses: Whether the server reuses anything, or was told not to.
         """
-        self._server, self.model = server, model
+        self._server, self.model, self._reuses = server, model, reuses
         self._values: Values = {}
         self._first = _Sample(now)
         self._samples = deque([self._first])
@@ -266,7 +269,7 @@ class Board:
         self._values = values
         while len(self._samples) > 1 and self._samples[1].time < now - _TREND_SECONDS:
             self._samples.popleft()
-        if now >= self._samples[-1].time + _SAMPLE_SECONDS:
+        if now >= self._samples[-1].time + SAMPLE_SECONDS:
             self._samples.append(_Sample.of(values, now))
 
     def record(
@@ -299,7 +302,7 @@ class Board:
             self.model,
             now - self._first.time,
             unavailable,
-            _verdict(recent if recent.requests else total, unavailable),
+            _verdict(recent if recent.requests else total, unavailable, reuses=self._reuses),
             recent,
             total,
             self._trend(latest),
@@ -351,17 +354,20 @@ def _traffic(start: _Sample, stop: _Sample) -> Traffic:
     )
 
 
-def _verdict(traffic: Traffic, unavailable: str) -> Verdict:
+def _verdict(traffic: Traffic, unavailable: str, *, reuses: bool) -> Verdict:
     """Whether the cache gave what it could. New text is nobody's fault: it is judged by what could be reused."""
     if unavailable:
         return Verdict("bad", "No request can be computed", unavailable)
+    if not reuses:  # then nothing is kept, and every token looks new
+        return Verdict("none", "Prefix reuse is off", "Every prompt is computed anew: leave out --no-prefix-reuse.")
     if traffic.share is None:
         return Verdict("none", "No requests yet", "Send one, and send it again: then the cache has something to show.")
     new = sum(line.share for line in traffic.lines if line.kind == "new")
     losses = [line for line in traffic.lines if line.kind == "lost"]
     if traffic.possible is None or 1 - new < _FEW_TOKENS:
         text = (
-            f"{new:.0%} of the prompt tokens are new: no cache could reuse them. Only prompts that begin alike share."
+            f"{new:.0%} of the prompt tokens are new: nothing that may be reused begins like them. Prompts that begin "
+            "alike share, unless their salts differ or no_store keeps nothing of them."
         )
         return Verdict("none", "Nothing to reuse", text)
     could = f"{traffic.possible:.0%} of what could be reused is reused"

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.engine import Delta, RequestResult, TextTokenizer
+from headway.engine import Delta, RequestResult
 from headway.errors import HeadwayError
-from headway.server.chat.reading import AnswerForm
 from headway.server.dialects.messages import MessagesRequest
-from headway.server.dialects.parts import AnswerParts, Change, Part
+from headway.server.dialects.parts import Change, Part, PartsFormat
 from headway.server.errors import messages_error_body
 from headway.server.formats import Choice, Event
 
@@ -23,32 +22,16 @@ _SIGNATURE = "headway"
 
 
 @dataclass
-class BlocksFormat:
-    """How `/v1/messages` writes an answer.
-
-    Attributes:
-        body: What was asked.
-        model: The model's name.
-        tokenizer: Its tokenizer.
-        form: How it writes its answers.
-    """
+class BlocksFormat(PartsFormat):
+    """How `/v1/messages` writes an answer."""
 
     body: MessagesRequest
-    model: str
-    tokenizer: TextTokenizer
-    form: AnswerForm | None
-    tells_kept = True
 
     def __post_init__(self) -> None:
         """Begin a message."""
+        super().__post_init__()
         self._id = f"msg_{uuid.uuid4().hex}"
-        self._answer = AnswerParts(self.form)
         self._begun = False
-
-    @property
-    def reads_special(self) -> bool:
-        """They say which part of an answer is which."""
-        return self.form is not None
 
     def whole(self, choices: Sequence[Choice], told: dict[str, Any]) -> dict[str, Any]:
         """The message."""
@@ -110,9 +93,8 @@ class BlocksFormat:
 
     def _usage(self, result: RequestResult) -> dict[str, Any]:
         counts = _usage(result.prompt_tokens, result.cached_tokens, result.kept_tokens, len(result.tokens))
-        thought = "".join(part.text for part in self._answer.parts if part.kind == "reasoning")
-        if thought:
-            counts["output_tokens_details"] = {"thinking_tokens": len(self.tokenizer.encode(thought))}
+        if tokens := self._reasoning_tokens():
+            counts["output_tokens_details"] = {"thinking_tokens": tokens}
         return counts
 
 

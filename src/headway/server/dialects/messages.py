@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from headway.errors import RequestError
 from headway.server.chat.messages import (
@@ -34,8 +34,9 @@ from headway.server.protocol import (
     ResponseFormat,
     ShortText,
     check_parts,
+    check_tools,
 )
-from headway.server.records import Record, ignored_fields
+from headway.server.records import Record, ignored_fields, type_discriminator
 
 __all__ = [
     "NAMES",
@@ -120,18 +121,12 @@ class ToolResultBlock(Record):
 _ALLOWED = ("text", "thinking", "tool_use", "tool_result")
 
 
-def _kind_of_block(given: Any) -> str:
-    """Which kind of block is meant; those of no kind were refused before."""
-    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return f"<{kind if kind in _ALLOWED else 'text'}>"
-
-
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")],
-    Discriminator(_kind_of_block),
+    type_discriminator(_ALLOWED, "text"),
 ]
 
 
@@ -221,7 +216,7 @@ class CountTokensRequest(CommonFields):
     def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
         """Refuse blocks and tools that this server does not have."""
         _check_blocks(body.get("messages"))
-        _check_tools(body.get("tools"))
+        check_tools(body.get("tools"), "custom", "describe it with an input_schema")
 
     @property
     def billed(self) -> bool:
@@ -252,14 +247,6 @@ def _check_blocks(messages: Any) -> None:
             kind = str(block.get("type"))[:64]
             told = f"{where}: blocks of the type {kind} are not supported, only {', '.join(_ALLOWED)}"
             raise RequestError(told, where, "unsupported_content")
-
-
-def _check_tools(tools: Any) -> None:
-    for i, tool in enumerate(tools if isinstance(tools, list) else []):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind not in (None, "custom"):
-            told = f"tools[{i}]: tools of the type {str(kind)[:64]} are not run here; describe it with an input_schema"
-            raise RequestError(told, f"tools[{i}]", "unsupported_parameter")
 
 
 # -- to a chat --------------------------------------------------------------------------------------------------------

@@ -1,19 +1,19 @@
 """An answer as a list of parts, one behind the other: what other APIs call items or blocks.
 
-Both other dialects write an answer so. An answer that is streamed and one that is not are the same list: the whole one
-is read in one piece.
+Both dialects write their answers in this way. An answer that is streamed and one that is not are the same list: the
+whole one is read in one piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from headway.engine import RequestResult
+from headway.engine import RequestResult, TextTokenizer
 from headway.server.chat.reading import AnswerForm, Piece, ReadAnswer
 
-__all__ = ["AnswerParts", "Change", "Part"]
+__all__ = ["AnswerParts", "Change", "Part", "PartsFormat"]
 
 
 @dataclass
@@ -104,3 +104,35 @@ class AnswerParts:
     def _end(self) -> Iterator[Change]:
         if self.parts:
             yield Change("ended", len(self.parts) - 1, self.parts[-1])
+
+
+@dataclass
+class PartsFormat:
+    """What the formats of such answers share.
+
+    Attributes:
+        body: What was asked.
+        model: The model's name.
+        tokenizer: Its tokenizer.
+        form: How it writes its answers.
+    """
+
+    body: Any
+    model: str
+    tokenizer: TextTokenizer
+    form: AnswerForm | None
+    tells_kept = True
+
+    def __post_init__(self) -> None:
+        """Begin an answer."""
+        self._answer = AnswerParts(self.form)
+
+    @property
+    def reads_special(self) -> bool:
+        """They say which part of an answer is which."""
+        return self.form is not None
+
+    def _reasoning_tokens(self) -> int:
+        """Tokens of what has been thought."""
+        thought = "".join(part.text for part in self._answer.parts if part.kind == "reasoning")
+        return len(self.tokenizer.encode(thought)) if thought else 0

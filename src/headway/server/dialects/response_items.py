@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.engine import Delta, RequestResult, TextTokenizer
+from headway.engine import Delta, RequestResult
 from headway.errors import HeadwayError
-from headway.server.chat.reading import AnswerForm
-from headway.server.dialects.parts import AnswerParts, Change, Part
+from headway.server.dialects.parts import Change, Part, PartsFormat
 from headway.server.dialects.responses import ResponsesRequest
 from headway.server.errors import error_body
 from headway.server.formats import Choice, Event
@@ -22,34 +21,22 @@ _PREFIXES = {"reasoning": "rs", "content": "msg", "call": "fc"}
 
 
 @dataclass
-class ItemsFormat:
+class ItemsFormat(PartsFormat):
     """How `/v1/responses` writes an answer.
 
     Attributes:
-        body: What was asked.
-        model: The model's name.
-        tokenizer: Its tokenizer.
-        form: How it writes its answers.
+        created: When it began, in seconds since 1970.
     """
 
     body: ResponsesRequest
-    model: str
-    tokenizer: TextTokenizer
-    form: AnswerForm | None
     created: float = field(default_factory=lambda: float(int(time.time())))
-    tells_kept = True
 
     def __post_init__(self) -> None:
         """Begin a response."""
+        super().__post_init__()
         self._id = _new_id("resp")
-        self._answer = AnswerParts(self.form)
         self._ids: list[str] = []
         self._sent = 0
-
-    @property
-    def reads_special(self) -> bool:
-        """They say which part of an answer is which."""
-        return self.form is not None
 
     def whole(self, choices: Sequence[Choice], told: dict[str, Any]) -> dict[str, Any]:
         """The response."""
@@ -147,7 +134,7 @@ class ItemsFormat:
     def _response(self, result: RequestResult | None) -> dict[str, Any]:
         asked, status, why = self.body, "in_progress", None
         if result is not None:
-            status, why = "completed", None
+            status = "completed"
             if self._answer.finish_reason in ("length", "abort"):
                 status = "incomplete"
                 why = {"reason": "max_output_tokens"} if self._answer.finish_reason == "length" else None
@@ -182,7 +169,6 @@ class ItemsFormat:
         }
 
     def _usage(self, result: RequestResult) -> dict[str, Any]:
-        thought = "".join(part.text for part in self._answer.parts if part.kind == "reasoning")
         return {
             "input_tokens": result.prompt_tokens,
             "input_tokens_details": {
@@ -190,7 +176,7 @@ class ItemsFormat:
                 "cache_write_tokens": result.kept_tokens - result.cached_tokens,
             },
             "output_tokens": len(result.tokens),
-            "output_tokens_details": {"reasoning_tokens": len(self.tokenizer.encode(thought)) if thought else 0},
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens()},
             "total_tokens": result.prompt_tokens + len(result.tokens),
         }
 
@@ -213,10 +199,8 @@ def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(asked: ResponsesRequest) -> Any:
-    choice = asked.tool_choice
-    return (
-        "auto" if choice is None else choice if isinstance(choice, str) else {"type": "function", "name": choice.name}
-    )
+    choice = "auto" if asked.tool_choice is None else asked.tool_choice
+    return choice if isinstance(choice, str) else {"type": "function", "name": choice.name}
 
 
 def _format(asked: ResponsesRequest) -> dict[str, Any]:

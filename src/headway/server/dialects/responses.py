@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
 from headway.errors import RequestError
 from headway.server.chat.messages import (
@@ -33,8 +33,9 @@ from headway.server.protocol import (
     ResponseFormat,
     ShortText,
     check_parts,
+    check_tools,
 )
-from headway.server.records import Record
+from headway.server.records import Record, type_discriminator
 
 __all__ = [
     "NAMES",
@@ -159,18 +160,12 @@ class ReasoningItem(Record):
     content: _Parts | None = None
 
 
-def _kind_of_item(given: Any) -> str:
-    """Which kind of item is meant; those of no kind were refused before."""
-    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return f"<{kind if kind in _ALLOWED else 'message'}>"
-
-
 Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
     | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")],
-    Discriminator(_kind_of_item),
+    type_discriminator(_ALLOWED, "message"),
 ]
 
 
@@ -239,7 +234,7 @@ class ResponsesRequest(CommonFields):
     def check(cls, body: Mapping[str, Any], longest: int | None) -> None:
         """Refuse items and tools that this server does not have."""
         _check_items(body.get("input"))
-        _check_tools(body.get("tools"))
+        check_tools(body.get("tools"), "function", "describe it as a function")
         if "message.output_text.logprobs" in _listed(body.get("include")):
             told = "log probabilities are not told here: ask /v1/chat/completions"
             raise RequestError(told, "include", "unsupported_parameter")
@@ -261,14 +256,6 @@ def _check_items(items: Any) -> None:
             raise RequestError(told, where, "unsupported_content")
     texts = ((f"{where}.{name}", item.get(name)) for where, item in given for name in ("content", "output"))
     check_parts((one for one in texts if one[1] is not None), "input")
-
-
-def _check_tools(tools: Any) -> None:
-    for i, tool in enumerate(_listed(tools)):
-        kind = tool.get("type") if isinstance(tool, dict) else "function"
-        if kind is not None and kind != "function":
-            told = f"tools[{i}]: tools of the type {str(kind)[:64]} are not run here; describe it as a function"
-            raise RequestError(told, f"tools[{i}]", "unsupported_parameter")
 
 
 # -- to a chat --------------------------------------------------------------------------------------------------------
