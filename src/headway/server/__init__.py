@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP server. `headway.server.command` is `headway serve`.
+"""The HTTP server, for clients of OpenAI and Anthropic. `headway.server.command` is `headway serve`.
 
 Its names are imported when they are asked for: a command that fails for a cheap reason must not wait for torch.
 """

@@ -54,7 +54,7 @@ class RequestIds:
 
 
 class HeadAsGet:
-    """Answers HEAD as GET; the server of the connection leaves the body out. The scope then has a true `head`."""
+    """Answers HEAD as GET, and uvicorn leaves the body out. The scope says so: its `head` is true then."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Every error in the form that OpenAI clients expect, with the right HTTP status."""
+"""Every error in the form that its API has, OpenAI's or Anthropic's, with the right HTTP status."""
 
 from __future__ import annotations
 
