@@ -176,7 +176,8 @@ async def _ask(client: httpx.AsyncClient, text: str, model: str) -> tuple[float,
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
             piece = json.loads(line[6:])
-            if not first and any(choice["delta"].get("content") for choice in piece.get("choices", ())):
+            said = "".join(choice["delta"].get("content") or "" for choice in piece.get("choices", ()))
+            if not first and said and text not in said:  # transformers may send the prompt before the answer
                 first = time.monotonic() - began
             usage = piece.get("usage") or usage
     return first or time.monotonic() - began, usage["completion_tokens"], usage["prompt_tokens"]
