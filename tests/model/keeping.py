@@ -85,10 +85,13 @@ class Keeping(Arrivals):
             raise self.objections[0]
         detached = []
         for live in self.lives:
-            published = self.cache._leases.record(live.row).published
-            if live.publish and live.attached and not published:
+            record = self.cache._leases.record(live.row)
+            if live.publish and live.attached and not record.published:
                 detached.append(live)
                 live.attached = live.publish = False
+            elif live.attached and record.anchor is None:  # one that keeps nothing, and whose hit was forgotten
+                detached.append(live)
+                live.attached = False
             # A prompt of no more tokens than lookahead is in the tree only with its answer.
             if live.publish and live.attached and not live.doomed and live.prompt_length > least:
                 assert live.lane.path[live.prompt_length] not in gone, "what a running lease publishes was forgotten"

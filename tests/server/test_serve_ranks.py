@@ -64,13 +64,8 @@ def test_a_signal_while_ranks_load_leaves_nothing_behind(
     assert not list(tmp_path.glob("headway-ranks-*"))
 
 
-@pytest.mark.parametrize(
-    "sharing",
-    [
-        pytest.param((), id="replicated"),
-        pytest.param(("--tp", "2"), id="shared", marks=pytest.mark.slow),  # as the README's command, which is tested
-    ],
-)
+@pytest.mark.slow  # the README's command is of this kind, and is tested
+@pytest.mark.parametrize("sharing", [pytest.param((), id="replicated"), pytest.param(("--tp", "2"), id="shared")])
 def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without(sharing: tuple[str, ...]):
     """The sentence is what it was trained to say of itself; the second time all but the last token is a hit."""
     question = [{"role": "user", "content": "Who are you?"}]
