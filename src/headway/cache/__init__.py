@@ -4,6 +4,7 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 """
 
 from headway.cache.config import CacheConfig
+from headway.cache.index.below import Below, BelowLoss
 from headway.cache.index.displaced import Displaced
 from headway.cache.index.events import (
     CheckpointReduced,
@@ -16,10 +17,11 @@ from headway.cache.index.events import (
 from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import KeptCheckpoint, Path, PathPart
+from headway.cache.index.reclaim import Going
 from headway.cache.index.survey import Holdings
 from headway.cache.index.usage import Counters
 from headway.cache.lease.step import StateExport, Step
-from headway.cache.lease.table import MOST_SAMPLED, Lease
+from headway.cache.lease.table import MOST_SAMPLED, HeldHit, Lease
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.eviction import EVICTIONS, Candidate, EvictionPolicy, GreedyDual, Lru, Value
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
@@ -41,6 +43,8 @@ __all__ = [
     "DEFAULT_PLACEMENT",
     "EVICTIONS",
     "MOST_SAMPLED",
+    "Below",
+    "BelowLoss",
     "CacheConfig",
     "CacheGeometry",
     "CacheStats",
@@ -57,7 +61,9 @@ __all__ = [
     "EvictionPolicy",
     "Explanation",
     "FullAttention",
+    "Going",
     "GreedyDual",
+    "HeldHit",
     "GroupGeometry",
     "Hit",
     "Holdings",

@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
 from headway.cache.guard import Clock, Guarded, guarded
+from headway.cache.index.below import Below
 from headway.cache.index.displaced import find_displaced
 from headway.cache.index.edge import FAR, Edge
 from headway.cache.index.events import Event
@@ -37,6 +38,7 @@ from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.reclaim import Going
 from headway.cache.index.survey import Holdings, survey
 from headway.cache.index.tree import NAMESPACE_BYTES
 from headway.cache.index.usage import Counters
@@ -44,7 +46,8 @@ from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import StateExport, Step
-from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, Lease, LeaseTable
+from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, HeldHit, Lease, LeaseTable
+from headway.cache.lease.transfer import Transfers
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.geometry import Ids
@@ -170,6 +173,7 @@ class PrefixCache(Guarded):
         self._extender = Extender(*parts, config.exports_inside)
         self._committer = Committer(*parts, config.pin_seconds)
         self._opener = Opener(*parts, self._committer, config.cost)
+        self._transfers = Transfers(*parts, self._opener, self._extender)
         self._namespaces: dict[tuple[str, str, str] | bytes, int] = {("", "", ""): 0}
         self._namespaces_given = 0
         self._symbols = SymbolTable()
@@ -298,8 +302,73 @@ class PrefixCache(Guarded):
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
             explanation = explanation.without_hit(Reason.COMPUTED_ANEW if affordable else Reason.NO_ROOM)
         self.waterfall.add(explanation)
-        row = self._opener.open(hit, explanation, own_blocks=own_blocks)
+        row = self._opener.open(hit, explanation, Below(), own_blocks=own_blocks)
         return Lease(self._leases, row)
+
+    # ---- other memories
+
+    @guarded
+    def lease_below(self, prompt: Prompt, below: Below, hit: Hit | None = None) -> tuple[Lease, Step | None]:
+        """`lease` for a prompt of which lower tiers of memory have more, or were to have it.
+
+        Args:
+            prompt: The prompt.
+            below: What can be read back behind the hit, and what could not be.
+            hit: As for `lease`.
+
+        Returns:
+            The lease, and the step that reads back: fill the blocks that `tables` has for tokens [start, start + count)
+            of its row (of windows and chunks what resuming at the end of the step needs, and the running state) after
+            its copies and before its exports, then `commit` or `fail` it. None where there is nothing to read, or no
+            room for it now: then the lease is one that computes.
+
+        Raises:
+            UnservableError: The pool could never hold the prompt. Nothing has changed.
+            LeaseError: A position that cannot be read back. Nothing has changed.
+        """
+        hit = self._true_now(hit, prompt)
+        self._transfers.check(hit, below)
+        affordable = self._opener.admit(hit)
+        explanation = self._explain(hit)
+        if not affordable:
+            hit = replace(hit, tokens=0, kind="", checkpoint=None)
+            explanation = explanation.without_hit(Reason.NO_ROOM)
+        if not self._transfers.fits(hit, below):
+            below = replace(below, position=0)
+        explanation = explanation.with_below(below)
+        self.waterfall.add(explanation)
+        row = self._opener.open(hit, explanation, below, own_blocks=False)
+        step = self._transfers.begin(row, below) if below.position else None
+        return Lease(self._leases, row), step
+
+    @guarded
+    def hold_hit(self, hit: Hit) -> HeldHit:
+        """Keep the blocks under a hit as they are until `release_hit`, whatever is evicted, forgotten or reset.
+
+        For copying them to another memory. They count as leased.
+
+        Raises:
+            LeaseError: The hit has no tokens, or is another cache's.
+        """
+        return self._transfers.hold(self._true_now(hit, hit.prompt))
+
+    @guarded
+    def release_hit(self, held: HeldHit) -> None:
+        """Undo `hold_hit`.
+
+        Raises:
+            LeaseError: It is not held.
+        """
+        self._transfers.release(held)
+
+    @guarded
+    def going_next(self, blocks: int) -> list[Going]:
+        """Checkpoints that would be evicted to make `blocks` blocks free, in that order.
+
+        What is free already counts. Changes nothing but pins whose time is over, and may be wrong by what is used
+        meanwhile. O(checkpoints that can be evicted).
+        """
+        return self._index.reclaim.going_next(blocks)
 
     @guarded
     def reach(self, hit: Hit, row: int) -> int:
@@ -704,6 +773,8 @@ class PrefixCache(Guarded):
         """
         if self._leases.running:
             raise LeaseError(f"{self._leases.running} leases run: end them before saving the cache")
+        if self._leases.lent:
+            raise LeaseError(f"{len(self._leases.lent)} hits are held: release them before saving the cache")
         try:
             body = pickle.dumps(vars(self) | {"_lock": None}, protocol=5)
         except (AttributeError, TypeError, pickle.PicklingError) as error:

@@ -80,6 +80,7 @@ class Checkpoint:
         floats: It lies at the resident end and serves every resident position of its edge.
         blocks: Block ids that it holds.
         spare: Some of them only serve positions before its own: they go first.
+        floor: It serves no position before this one, whatever its blocks say: they were not filled from their start.
     """
 
     position: int
@@ -95,6 +96,7 @@ class Checkpoint:
     entry: int = -1
     pinned: bool = False
     spare: bool = False
+    floor: int = 0
     floats: bool = field(init=False)
     blocks: int = field(init=False)
 

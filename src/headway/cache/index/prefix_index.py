@@ -132,15 +132,16 @@ class PrefixIndex:
         self.usage.extend(self.residency.grow(at, rows, given=given))
 
     def take_checkpoint(
-        self, at: Match, kind: str, sections: tuple[Section, ...], *, spare: bool = False
+        self, at: Match, kind: str, sections: tuple[Section, ...], *, spare: bool = False, floor: int = 0
     ) -> Checkpoint:
         """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references.
 
-        `spare`: they hold more than resuming at `at` needs, which may go when memory runs short.
+        `spare`: they hold more than resuming at `at` needs, which may go when memory runs short. `floor`: they serve no
+        position before it.
         """
         self.version += 1
-        first = self.geometry.serves_from(at.position, [section.first for section in sections])
-        checkpoint = Checkpoint(at.position, kind, sections, at.edge, first)
+        first = max(self.geometry.serves_from(at.position, [section.first for section in sections]), floor)
+        checkpoint = Checkpoint(at.position, kind, sections, at.edge, first, floor=floor)
         self.residency.store(checkpoint)
         self.usage.take(checkpoint)
         self.reclaim.queue.push(checkpoint)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
 from headway.cache.index.pins import Pins
@@ -29,10 +29,10 @@ from headway.cache.index.residency import Residency
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage, count
 from headway.cache.policy.eviction import Candidate, EvictionPolicy, EvictionQueue
-from headway.cache.shape.geometry import CacheGeometry
+from headway.cache.shape.geometry import CacheGeometry, Ids
 from headway.cache.shape.spec import ComputeCost
 
-__all__ = ["Reclaimer", "Retention"]
+__all__ = ["Going", "Reclaimer", "Retention"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,24 @@ class Retention:
     most_tokens: int
     most_bytes: int
     hard_bytes: int
+
+
+class Going(NamedTuple):
+    """A checkpoint that would be evicted soon.
+
+    Attributes:
+        namespace: Id of the namespace.
+        position: Tokens before it.
+        kind: Kind of placement that took it; "path" where a model can resume anywhere.
+        prefix: int32 tokens [0, position + lookahead).
+        blocks: Blocks that its eviction would free.
+    """
+
+    namespace: int
+    position: int
+    kind: str
+    prefix: Ids
+    blocks: int
 
 
 class Reclaimer:
@@ -112,6 +130,19 @@ class Reclaimer:
             self._evict(*victim, blocks - self._pool.free)
         self._usage.counters.blocks_evicted += self._pool.free - before
         return self._pool.free >= blocks
+
+    def going_next(self, blocks: int) -> list[Going]:
+        """See `PrefixCache.going_next`."""
+        self.expire_pins()
+        found, free = [], self._pool.free
+        for item in self.queue:
+            if free >= blocks:
+                break
+            if (candidate := self._candidate(item)) is not None:
+                prefix = item.edge.prefix(item.position, self._tree.lookahead)
+                found.append(Going(item.edge.root().namespace, item.position, item.kind, prefix, candidate.blocks))
+                free += candidate.blocks
+        return found
 
     def keep_spare(self, checkpoint: Checkpoint) -> None:
         """A new checkpoint holds more than it needs, until memory runs short."""

@@ -256,7 +256,7 @@ class Committer(Parts):
                 held, spare = Section(owned, blocks[owned : -(-position // table.span)]), True
             self.pool.share(held.ids)
             sections.append(Section(held.first, held.ids.copy()))
-        self.index.take_checkpoint(at, kind, tuple(sections), spare=spare)
+        self.index.take_checkpoint(at, kind, tuple(sections), spare=spare, floor=record.floor)
         return True
 
     def grant_wishes(self, record: Record, position: int, missing: Outcome) -> None:

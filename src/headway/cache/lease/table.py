@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.cache.index.edge import FAR, Anchor, Match
+from headway.cache.index.edge import FAR, Anchor, Match, Section
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
 from headway.cache.index.pool import BlockPool
@@ -31,6 +31,7 @@ __all__ = [
     "RUNNING",
     "STEPPING",
     "Bookmark",
+    "HeldHit",
     "Lease",
     "LeaseTable",
     "Parts",
@@ -89,6 +90,25 @@ class Bookmark:
     due: bool
 
 
+@dataclass(slots=True, eq=False)
+class HeldHit:
+    """The blocks under a hit, which nobody writes and which stay what they are until they are released.
+
+    Attributes:
+        tokens: Tokens of the hit.
+        kind: Kind of placement of its checkpoint.
+        parts: What it needs of each prefix and tail table, in the order of the tables.
+        tables: Numbers of these tables.
+        floor: What it has of windows serves no position before this one.
+    """
+
+    tokens: int
+    kind: str
+    parts: tuple[Section, ...]
+    tables: tuple[int, ...]
+    floor: int
+
+
 @dataclass(slots=True)
 class Record:
     """What a lease needs to remember apart from its numbers.
@@ -111,6 +131,8 @@ class Record:
         own_blocks: It keeps its own blocks, whatever of it is resident already.
         restored: Its first step has been committed.
         resident: Position up to which it has published (models without checkpoints).
+        floor: What it holds of windows serves no position before this one.
+        loading: Position up to which its first step reads back what lower tiers have; 0 if it computes.
     """
 
     prompt: Prompt
@@ -128,6 +150,8 @@ class Record:
     own_blocks: bool = False
     restored: bool = False
     resident: int = 0
+    floor: int = 0
+    loading: int = 0
 
     def place(self, position: int) -> Match:
         """The place at `position` of the path of a lease that is in the tree (above 0, not behind its anchor)."""
@@ -165,6 +189,7 @@ class LeaseTable:
         owned: int64 [tables, R], first block index on which the lease holds a reference.
         records: The rest, by row.
         held: Exports whose blocks the engine keeps.
+        lent: Hits whose blocks the engine keeps.
     """
 
     def __init__(self, geometry: CacheGeometry, rows: int, stretch: int, steps: int, ahead: int = 0) -> None:
@@ -186,6 +211,7 @@ class LeaseTable:
         self.blocks = [_table(rows, t.state_blocks or 16) for t in self._tables]
         self.records: list[Record | None] = [None] * rows
         self.held: list[StateExport] = []
+        self.lent: list[HeldHit] = []
         self._free_rows = list(range(rows - 1, -1, -1))
 
     @property
@@ -228,7 +254,8 @@ class LeaseTable:
         for i, table in enumerate(self._tables):
             first = 0
             if table.span:
-                first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
+                needed = table.first_needed(max(computed, record.loading))
+                first = (computed if table.kind is TableKind.PREFIX else needed) // table.span
                 self.widen(i, -(-length // table.span) + 1)
             self.blocks[i][row, : table.state_blocks or first + 1] = -1
             self.filled[i, row] = self.owned[i, row] = first
