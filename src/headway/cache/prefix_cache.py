@@ -40,7 +40,6 @@ from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
 from headway.cache.index.reclaim import Going
 from headway.cache.index.survey import Holdings, survey
-from headway.cache.index.tree import NAMESPACE_BYTES
 from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
@@ -48,6 +47,7 @@ from headway.cache.lease.open import Opener
 from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, HeldHit, Lease, LeaseTable
 from headway.cache.lease.transfer import Transfers
+from headway.cache.namespaces import Namespaces, digest_of
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.geometry import Ids
@@ -59,10 +59,6 @@ __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
 _NAMESPACES_COMPARED = 16
 """Other namespaces in which a prompt is looked for to explain what does not match: the latest ones."""
-_LONGEST_NAME = 256
-"""Characters beyond which the name of a namespace is remembered by its digest: clients choose cache salts."""
-_NAMESPACES_KEPT = 1024
-"""Names of namespaces that are remembered in any case."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +144,16 @@ class PrefixCache(Guarded):
         counters: What happened to checkpoints and blocks so far; a live object, not to be changed.
     """
 
-    def __init__(self, config: CacheConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: CacheConfig, *, clock: Callable[[], float] = time.monotonic, beside: PrefixCache | None = None
+    ) -> None:
         """Make an empty cache.
 
         Args:
             config: Groups, memory and policies.
             clock: Seconds, for pins and for the age of evictions.
+            beside: A cache of the same prompts in another memory: both know namespaces and media by the same numbers,
+                so that a prompt for one is a prompt for the other.
 
         Raises:
             ConfigError: A configuration that cannot work; the message says what to change.
@@ -174,9 +174,9 @@ class PrefixCache(Guarded):
         self._committer = Committer(*parts, config.pin_seconds)
         self._opener = Opener(*parts, self._committer, config.cost)
         self._transfers = Transfers(*parts, self._opener, self._extender)
-        self._namespaces: dict[tuple[str, str, str] | bytes, int] = {("", "", ""): 0}
-        self._namespaces_given = 0
-        self._symbols = SymbolTable()
+        self._namespaces: Namespaces = Namespaces() if beside is None else beside._namespaces
+        self._namespaces.watch(self._index.tree.roots)
+        self._symbols: SymbolTable = SymbolTable() if beside is None else beside._symbols
         self.tables, self.waterfall, self.counters = self._leases.blocks, Waterfall(), self._index.usage.counters
 
     # ---- prompts
@@ -188,16 +188,7 @@ class PrefixCache(Guarded):
         An id is never given out twice. It is remembered while anything is known in its namespace; ask for it again for
         every prompt instead of keeping it.
         """
-        name = (model, adapter, salt)
-        long = len(model) + len(adapter) + len(salt) > _LONGEST_NAME
-        key = hashlib.sha256(repr(name).encode()).digest() if long else name
-        if key not in self._namespaces:
-            if len(self._namespaces) > 2 * len(self._index.tree.roots) + _NAMESPACES_KEPT:
-                known = self._index.tree.roots
-                self._namespaces = {k: n for k, n in self._namespaces.items() if n in known or n == 0}
-            self._namespaces_given += 1
-            self._namespaces[key] = self._namespaces_given
-        return self._namespaces[key]
+        return self._namespaces.number((model, adapter, salt))
 
     @guarded
     def namespace_name(self, namespace: int) -> tuple[str, str, str] | None:
@@ -205,10 +196,14 @@ class PrefixCache(Guarded):
 
         O(1) for one that was given out lately, O(namespaces) for an old one.
         """
-        for name, number in reversed(self._namespaces.items()):
-            if number == namespace:
-                return None if isinstance(name, bytes) else name
-        return None
+        name = self._namespaces.name(namespace)
+        return None if isinstance(name, bytes) else name
+
+    @guarded
+    def namespace_digest(self, namespace: int) -> bytes | None:
+        """A digest of a known namespace's name, which is the same in every process; None if the name is forgotten."""
+        name = self._namespaces.name(namespace)
+        return None if name is None else digest_of(name)
 
     @guarded
     def symbols(self, tokens: TokenIds, media: Sequence[Media] = ()) -> Symbols:
@@ -665,7 +660,7 @@ class PrefixCache(Guarded):
         tops = [child for root in self._index.tree.roots.values() for child in root.children.values()]
         report = self._forget(tops, "reset", self._leases.active_rows())
         self._symbols.forget()
-        self._namespaces = {("", "", ""): 0}
+        self._namespaces.forget()
         return report
 
     def _forget(self, tops: list[Edge], cause: str, rows: Sequence[int]) -> ResetReport:
@@ -730,7 +725,7 @@ class PrefixCache(Guarded):
         """Memory and events. O(1), but for the bytes of the rows of leases."""
         self._index.reclaim.expire_pins()
         pool, index = self._pool, self._index
-        fixed = pool.nbytes + self._leases.nbytes + _NAMESPACES_KEPT * NAMESPACE_BYTES
+        fixed = pool.nbytes + self._leases.nbytes + self._namespaces.nbytes
         return CacheStats(
             blocks=pool.blocks,
             free=pool.free,
@@ -750,6 +745,11 @@ class PrefixCache(Guarded):
         return survey(self._index)
 
     # ---- copies
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What was written, with a registry of namespaces of its own."""
+        super().__setstate__(state)
+        self._namespaces.watch(self._index.tree.roots)
 
     def __copy__(self) -> PrefixCache:
         """Refused: a shallow copy would count the same blocks twice.
