@@ -303,13 +303,17 @@ class PrefixCache(Guarded):
     # ---- other memories
 
     @guarded
-    def lease_below(self, prompt: Prompt, below: Below, hit: Hit | None = None) -> tuple[Lease, Step | None]:
-        """`lease` for a prompt of which lower tiers of memory have more, or were to have it.
+    def lease_below(
+        self, prompt: Prompt, below: Below, hit: Hit | None = None, *, asked: bool = True
+    ) -> tuple[Lease, Step | None]:
+        """`lease` for a prompt of which another memory has more, or was to have it.
 
         Args:
             prompt: The prompt.
             below: What can be read back behind the hit, and what could not be.
             hit: As for `lease`.
+            asked: A request asks for it. Else a checkpoint is only moved here, from a memory above: it says nothing of
+                what is wanted, and is no line of the waterfall.
 
         Returns:
             The lease, and the step that reads back: fill the blocks that `tables` has for tokens [start, start + count)
@@ -331,8 +335,9 @@ class PrefixCache(Guarded):
         if not self._transfers.fits(hit, below):
             below = replace(below, position=0)
         explanation = explanation.with_below(below)
-        self.waterfall.add(explanation)
-        row = self._opener.open(hit, explanation, below, own_blocks=False)
+        if asked:
+            self.waterfall.add(explanation)
+        row = self._opener.open(hit, explanation, below, asked=asked)
         step = self._transfers.begin(row, below) if below.position else None
         return Lease(self._leases, row), step
 
@@ -355,6 +360,27 @@ class PrefixCache(Guarded):
             LeaseError: It is not held.
         """
         self._transfers.release(held)
+
+    @guarded
+    def lend(self, hit: Hit) -> None:
+        """A request that runs on another memory takes from here what `hit` says: learn from it as from a lease.
+
+        What it takes has a copy there from now on: here it goes first, until `keep` is told that the copy goes.
+        """
+        hit = self._true_now(hit, hit.prompt)
+        self._index.usage.miss(hit.at, hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1))
+        if hit.tokens and hit.checkpoint is not None:
+            at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
+            self._opener.resume(hit, at, hit.checkpoint)
+            self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, True)
+
+    @guarded
+    def keep(self, hit: Hit) -> None:
+        """The copy that another memory has of what `hit` says is about to go: here it counts again."""
+        hit = self._true_now(hit, hit.prompt)
+        if hit.tokens and hit.checkpoint is not None:
+            at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
+            self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, False)
 
     @guarded
     def going_next(self, blocks: int) -> list[Going]:

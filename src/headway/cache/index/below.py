@@ -44,10 +44,12 @@ class Below:
         kind: Kind of placement that had taken the checkpoint there; "path" for models that can resume anywhere.
         floor: What is read back of windows serves no position before this one: a block that holds the first entry
             that `position` needs is filled from there on only. 0 where it is filled from its start.
+        uses: How often the checkpoint was wanted in the memory that it is read from.
         losses: What was to be read and was not.
     """
 
     position: int = 0
     kind: str = ""
     floor: int = 0
+    uses: int = 0
     losses: tuple[BelowLoss, ...] = ()

@@ -160,6 +160,16 @@ class PrefixIndex:
         if not checkpoint.floats:
             self.reclaim.queue.push(checkpoint)
 
+    def mark_elsewhere(self, at: Match, position: int, checkpoint: Checkpoint, elsewhere: bool) -> None:
+        """Whether a faster memory has what `checkpoint` gives at `position` of the path to `at`."""
+        found = [checkpoint]
+        if checkpoint.floats:
+            found = [edge.checkpoints[0] for edge in at.edge.path() if edge.start < position]
+        for one in found:
+            if one.elsewhere != elsewhere:
+                one.elsewhere = elsewhere
+                self.reclaim.queue.push(one)
+
     def make_room(self, blocks: int) -> bool:
         """Evict until `blocks` are free. Returns whether they are."""
         if self.pool.free >= blocks:

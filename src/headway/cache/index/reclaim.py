@@ -140,8 +140,11 @@ class Reclaimer:
                 break
             if (candidate := self._candidate(item)) is not None:
                 prefix = item.edge.prefix(item.position, self._tree.lookahead)
-                found.append(Going(item.edge.root().namespace, item.position, item.kind, prefix, candidate.blocks))
-                free += candidate.blocks
+                blocks = candidate.blocks
+                if item.floats:  # it goes block by block
+                    blocks = self._residency.would_free(item.edge, item.edge.floor)
+                found.append(Going(item.edge.root().namespace, item.position, item.kind, prefix, blocks))
+                free += blocks
         return found
 
     def keep_spare(self, checkpoint: Checkpoint) -> None:
@@ -165,6 +168,8 @@ class Reclaimer:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
+        if item.elsewhere:
+            return Candidate(kind, position, 0, 0.0, 0.0, blocks, 0, 0.0)
         now, used, uses = self._usage.ticks, item.used, item.uses
         rate = self._usage.reuse.rate(kind, uses, now - (used if item.floats else item.born), now - used)
         return Candidate(kind, position, uses, rate, self.keep.cost.between(keep, position), blocks, used, item.age)

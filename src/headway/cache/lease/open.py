@@ -37,9 +37,14 @@ class Opener(Parts):
     committer: Committer
     cost: ComputeCost
 
-    def open(self, hit: Hit, explanation: Explanation, below: Below, *, own_blocks: bool) -> int:
+    def open(
+        self, hit: Hit, explanation: Explanation, below: Below, *, own_blocks: bool = False, asked: bool = True
+    ) -> int:
         """Start a lease at `hit`, which is true now, to read what is `below` in its first step. Returns its row."""
+        if asked and not hit.prompt.no_store:
+            self.index.usage.miss(hit.at, hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1))
         record = self._record(hit, explanation, own_blocks)
+        record.asked = asked
         if below.position:
             self._plan_load(record, below)
         row = self.leases.open(record, len(hit.prompt.tokens), hit.tokens)
@@ -54,7 +59,7 @@ class Opener(Parts):
     def _plan_load(self, record: Record, below: Below) -> None:
         """Let the first step of a request end at what is read back, and keep nothing before it: nothing is computed."""
         position = below.position
-        record.loading, record.floor = position, below.floor
+        record.loading, record.floor, record.uses = position, below.floor, below.uses
         record.passed = [place for place in record.passed if place.position > position]
         if record.published and not self.index.floats:
             record.plan = [place for place in record.plan if place.position > position]
@@ -68,7 +73,6 @@ class Opener(Parts):
         if prompt.no_store:
             anchor, rest = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b""
         else:
-            index.usage.miss(at, hit.tokens, min(at.position, len(prompt.tokens) - 1))
             if not index.floats:
                 plan, passed = self._plan(hit)
             place, anchor = index.enter(prompt.namespace, at, prompt.data[4 * at.position :])
@@ -199,6 +203,11 @@ class Opener(Parts):
         record.floor = record.floor if record.loading else checkpoint.floor
         if record.plan and record.plan[0].position == hit.tokens:
             checkpoint = self._keep_here(at, record.plan.pop(0).kind, parts, record.floor)
+        if record.asked:
+            self.resume(hit, at, checkpoint)
+
+    def resume(self, hit: Hit, at: Match, checkpoint: Checkpoint) -> None:
+        """A request resumes at `hit`, which is the place `at`, by `checkpoint`."""
         gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
         self.index.resume(at, hit.tokens, checkpoint, deepest=gone is None)
 

@@ -97,6 +97,7 @@ class HeldHit:
     Attributes:
         tokens: Tokens of the hit.
         kind: Kind of placement of its checkpoint.
+        uses: How often that was wanted.
         parts: What it needs of each prefix and tail table, in the order of the tables.
         tables: Numbers of these tables.
         floor: What it has of windows serves no position before this one.
@@ -104,6 +105,7 @@ class HeldHit:
 
     tokens: int
     kind: str
+    uses: int
     parts: tuple[Section, ...]
     tables: tuple[int, ...]
     floor: int
@@ -132,7 +134,9 @@ class Record:
         restored: Its first step has been committed.
         resident: Position up to which it has published (models without checkpoints).
         floor: What it holds of windows serves no position before this one.
-        loading: Position up to which its first step reads back what lower tiers have; 0 if it computes.
+        loading: Position up to which its first step reads back what another memory has; 0 if it computes.
+        uses: How often the checkpoint there was wanted in that memory.
+        asked: A request asks for it; else it is only moved here, which says nothing of what is wanted.
     """
 
     prompt: Prompt
@@ -152,6 +156,8 @@ class Record:
     resident: int = 0
     floor: int = 0
     loading: int = 0
+    uses: int = 0
+    asked: bool = True
 
     def place(self, position: int) -> Match:
         """The place at `position` of the path of a lease that is in the tree (above 0, not behind its anchor)."""

@@ -49,7 +49,8 @@ class Transfers(Parts):
         parts = [Section(part.first, part.ids.copy(), part.whole) for part in parts]
         for part in parts:
             self.pool.hold(part.ids, whole=part.whole)
-        held = HeldHit(hit.tokens, hit.kind, tuple(parts), tuple(table.index for table in kept), checkpoint.floor)
+        tables = tuple(table.index for table in kept)
+        held = HeldHit(hit.tokens, hit.kind, checkpoint.uses, tuple(parts), tables, checkpoint.floor)
         self.leases.lent.append(held)
         return held
 
