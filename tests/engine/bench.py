@@ -18,6 +18,8 @@ from headway.cache import (
     SlidingWindow,
 )
 from headway.engine import EngineConfig, GenerationRequest, RunningRequest, Scheduler, Update
+from headway.engine.scheduling.lower import LowerTiers
+from headway.tiers.host import HostTier
 
 WORLDS: dict[str, list[LayerSpec]] = {
     "full": [FullAttention("full", 8)],
@@ -43,13 +45,17 @@ class Bench:
     config: EngineConfig = field(default_factory=lambda: EngineConfig(max_batched_tokens=16, max_running=4))
     block_tokens: int | None = 4
     placement: Sequence[str] = ("prompt_end", "answer_end", "junction", "breakpoint", "boundary")
+    host_blocks: int = 0
 
     def __post_init__(self) -> None:
         block_tokens = None if all(isinstance(g, Recurrent) for g in self.groups) else self.block_tokens
         config = CacheConfig(self.groups, self.blocks, block_tokens=block_tokens, placement=self.placement, check=True)
         self.cache = PrefixCache(config)
-        self.device = FakeDevice(self.cache.geometry, self.blocks)
-        self.scheduler = Scheduler(self.cache, self.config)
+        self.device = FakeDevice(self.cache.geometry, self.blocks, host_blocks=self.host_blocks)
+        self.lower = None
+        if self.host_blocks:
+            self.lower = LowerTiers(self.cache, HostTier.beside(self.cache, self.host_blocks, self.device.move_blocks))
+        self.scheduler = Scheduler(self.cache, self.config, lower=self.lower)
         self.news: list[Update] = []
         self._arrived = 0
 

@@ -49,13 +49,18 @@ def _fold(entries: Sequence[int], first: int, table: TableGeometry) -> int:
 class FakeDevice:
     """An executor. Thread-safe as far as one engine and one test need it."""
 
-    def __init__(self, geometry: CacheGeometry, blocks: int, seed: int = 0) -> None:
+    def __init__(self, geometry: CacheGeometry, blocks: int, seed: int = 0, host_blocks: int = 0) -> None:
         garbage = np.random.default_rng(seed)
         self._geometry = geometry
-        self._memory = [
-            garbage.integers(1, _PRIME, (blocks, max(1, table.block_tokens)), dtype=np.int64)
-            for table in geometry.tables
-        ]
+        self._memory, self._host = (
+            [
+                garbage.integers(1, _PRIME, (count, max(1, table.block_tokens)), dtype=np.int64)
+                for table in geometry.tables
+            ]
+            for count in (blocks, host_blocks)
+        )
+        self.moved: list[int] = []
+        self.fail_move: Callable[[int, int], Exception | None] = lambda out, back: None
         self.fail_when: Callable[[StepWork], bool] = lambda work: False
         self.not_finite: Callable[[StepWork], Sequence[int]] = lambda work: ()
         self.before_step: Callable[[StepWork], None] = lambda work: None
@@ -92,6 +97,17 @@ class FakeDevice:
 
     def close(self) -> None:
         self.closed.set()
+
+    def move_blocks(self, out: NDArray[np.int32], back: NDArray[np.int32]) -> None:
+        """Half of what is asked for is done before a failure."""
+        error = self.fail_move(len(out), len(back))
+        part = slice(None) if error is None else slice(0, None, 2)
+        for memory, host in zip(self._memory, self._host, strict=True):
+            host[out[part, 1]] = memory[out[part, 0]]
+            memory[back[part, 1]] = host[back[part, 0]]
+        if error is not None:
+            raise error
+        self.moved.append(len(out) + len(back))
 
     def _copy(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
         for memory in self._memory:

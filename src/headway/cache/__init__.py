@@ -15,13 +15,14 @@ from headway.cache.index.events import (
     ResidentShrunk,
 )
 from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
+from headway.cache.index.held import HeldBlocks
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import KeptCheckpoint, Path, PathPart
-from headway.cache.index.reclaim import Going
+from headway.cache.index.reclaim import Spill
 from headway.cache.index.survey import Holdings
 from headway.cache.index.usage import Counters
 from headway.cache.lease.step import StateExport, Step
-from headway.cache.lease.table import MOST_SAMPLED, HeldHit, Lease
+from headway.cache.lease.table import MOST_SAMPLED, Lease
 from headway.cache.lease.wish import Outcome, Wish
 from headway.cache.policy.eviction import EVICTIONS, Candidate, EvictionPolicy, GreedyDual, Lru, Value
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
@@ -61,10 +62,9 @@ __all__ = [
     "EvictionPolicy",
     "Explanation",
     "FullAttention",
-    "Going",
     "GreedyDual",
     "GroupGeometry",
-    "HeldHit",
+    "HeldBlocks",
     "Hit",
     "Holdings",
     "KeptCheckpoint",
@@ -85,6 +85,7 @@ __all__ = [
     "ResidentGrown",
     "ResidentShrunk",
     "SlidingWindow",
+    "Spill",
     "StateExport",
     "Step",
     "Symbols",

@@ -34,18 +34,19 @@ from headway.cache.index.displaced import find_displaced
 from headway.cache.index.edge import FAR, Edge
 from headway.cache.index.events import Event
 from headway.cache.index.explain import Explanation, Reason, Waterfall, explain_match
+from headway.cache.index.held import HeldBlocks
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
-from headway.cache.index.reclaim import Going
+from headway.cache.index.reclaim import Spill
 from headway.cache.index.survey import Holdings, survey
 from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import StateExport, Step
-from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, HeldHit, Lease, LeaseTable
+from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.lease.transfer import Transfers
 from headway.cache.namespaces import Namespaces, digest_of
 from headway.cache.policy.placement import Placement
@@ -290,21 +291,29 @@ class PrefixCache(Guarded):
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
         """
-        hit = self._true_now(hit, prompt)
+        hit, explanation = self._settle(self._true_now(hit, prompt), least_hit)
+        self.waterfall.add(explanation)
+        row = self._opener.open(hit, explanation, Below(), own_blocks=own_blocks)
+        return Lease(self._leases, row)
+
+    def _settle(self, hit: Hit, least_hit: int) -> tuple[Hit, Explanation]:
+        """What of a hit, which is true now, a lease takes: all of it or nothing; and why.
+
+        Raises:
+            UnservableError: The pool could never hold the prompt.
+        """
         affordable = self._opener.admit(hit)
         explanation = self._explain(hit)
         if not affordable or hit.tokens < least_hit:
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
             explanation = explanation.without_hit(Reason.COMPUTED_ANEW if affordable else Reason.NO_ROOM)
-        self.waterfall.add(explanation)
-        row = self._opener.open(hit, explanation, Below(), own_blocks=own_blocks)
-        return Lease(self._leases, row)
+        return hit, explanation
 
     # ---- other memories
 
     @guarded
     def lease_below(
-        self, prompt: Prompt, below: Below, hit: Hit | None = None, *, asked: bool = True
+        self, prompt: Prompt, below: Below, hit: Hit | None = None, *, asked: bool = True, least_hit: int = 0
     ) -> tuple[Lease, Step | None]:
         """`lease` for a prompt of which another memory has more, or was to have it.
 
@@ -314,6 +323,7 @@ class PrefixCache(Guarded):
             hit: As for `lease`.
             asked: A request asks for it. Else a checkpoint is only moved here, from a memory above: it says nothing of
                 what is wanted, and is no line of the waterfall.
+            least_hit: As for `lease`, where nothing is read back.
 
         Returns:
             The lease, and the step that reads back: fill the blocks that `tables` has for tokens [start, start + count)
@@ -327,12 +337,9 @@ class PrefixCache(Guarded):
         """
         hit = self._true_now(hit, prompt)
         self._transfers.check(hit, below)
-        affordable = self._opener.admit(hit)
-        explanation = self._explain(hit)
-        if not affordable:
-            hit = replace(hit, tokens=0, kind="", checkpoint=None)
-            explanation = explanation.without_hit(Reason.NO_ROOM)
-        if not self._transfers.fits(hit, below):
+        hit, explanation = self._settle(hit, 0 if below.position else least_hit)
+        if not self._transfers.fits(hit, below.position):
+            explanation = explanation.without_room(below.position)
             below = replace(below, position=0)
         explanation = explanation.with_below(below)
         if asked:
@@ -342,7 +349,12 @@ class PrefixCache(Guarded):
         return Lease(self._leases, row), step
 
     @guarded
-    def hold_hit(self, hit: Hit) -> HeldHit:
+    def has_room(self, hit: Hit, position: int) -> bool:
+        """Whether there is room now to read back, behind a hit, up to `position`; evicting counts as room."""
+        return self._transfers.fits(self._true_now(hit, hit.prompt), position)
+
+    @guarded
+    def hold_hit(self, hit: Hit) -> HeldBlocks:
         """Keep the blocks under a hit as they are until `release_hit`, whatever is evicted, forgotten or reset.
 
         For copying them to another memory. They count as leased.
@@ -353,7 +365,7 @@ class PrefixCache(Guarded):
         return self._transfers.hold(self._true_now(hit, hit.prompt))
 
     @guarded
-    def release_hit(self, held: HeldHit) -> None:
+    def release_hit(self, held: HeldBlocks) -> None:
         """Undo `hold_hit`.
 
         Raises:
@@ -382,14 +394,13 @@ class PrefixCache(Guarded):
             at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
             self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, False)
 
-    @guarded
-    def going_next(self, blocks: int) -> list[Going]:
-        """Checkpoints that would be evicted to make `blocks` blocks free, in that order.
+    def spill(self, take: Callable[[Spill], None] | None) -> None:
+        """Call `take` with every checkpoint that is about to be evicted, while its blocks still are what they were.
 
-        What is free already counts. Changes nothing but pins whose time is over, and may be wrong by what is used
-        meanwhile. O(checkpoints that can be evicted).
+        It is called in the middle of other calls: it may read and copy blocks, and must neither use this cache nor
+        raise. What is forgotten or reset is not told. None ends it.
         """
-        return self._index.reclaim.going_next(blocks)
+        self._index.reclaim.take = take
 
     @guarded
     def reach(self, hit: Hit, row: int) -> int:

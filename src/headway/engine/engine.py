@@ -32,6 +32,7 @@ from headway.engine.handle import RequestHandle, wake_readers
 from headway.engine.request import GenerationRequest, RunningRequest, Update
 from headway.engine.scheduling.admission import length_limit, require_servable
 from headway.engine.scheduling.drafts import DraftPlanner
+from headway.engine.scheduling.lower import LowerTiers
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.scheduling.step import ScheduledStep
 from headway.engine.stats import EngineSnapshot, EngineSurvey, Observer, RequestView
@@ -92,6 +93,7 @@ class Engine:
         model: ModelFacts,
         observer: Observer | None = None,
         planner: DraftPlanner | None = None,
+        lower: LowerTiers | None = None,
     ) -> None:
         """Prepare an engine; `start` makes it run.
 
@@ -102,7 +104,7 @@ class Engine:
         self.max_model_len = length_limit(cache, config, model.max_model_len)
         self.model = model
         self.observer = observer
-        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=model.long_rope)
+        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=model.long_rope, lower=lower)
         self._executor = executor
         self._handles: dict[str, tuple[RunningRequest, RequestHandle]] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -215,6 +217,8 @@ class Engine:
 
         def reset() -> ResetReport:
             report = self._scheduler.cache.reset()
+            if self._scheduler.lower is not None:
+                self._scheduler.lower.reset()
             if self.observer is not None:
                 self.observer.forgotten(None)
             return report
@@ -315,7 +319,7 @@ class Engine:
                 if self._scheduler.idle:
                     self._look_after_ranks()
                     continue
-                scheduled = self._scheduler.schedule()
+                scheduled = self._schedule()
                 self._publish(self._scheduler.take_news())
                 if scheduled is not None:
                     self._publish(self._step(scheduled))
@@ -336,6 +340,13 @@ class Engine:
             command()
         return not stopping
 
+    def _schedule(self) -> ScheduledStep | None:
+        try:
+            return self._scheduler.schedule()
+        except RanksLostError as error:
+            self._lose_ranks(error)
+            return None
+
     def _step(self, scheduled: ScheduledStep) -> list[Update]:
         started = time.monotonic()
         try:
@@ -348,6 +359,9 @@ class Engine:
         except Exception as error:
             logger.exception("a step of %d requests failed", len(scheduled.requests))
             return self._scheduler.fail(scheduled, error)
+        seconds = time.monotonic() - started
+        if self._scheduler.lower is not None:
+            self._scheduler.lower.measure(scheduled.work.step, seconds)
         news = self._scheduler.complete(scheduled, output)
         if self.observer is not None:
             self.observer.step_done(time.monotonic() - started, scheduled.tokens)
@@ -375,6 +389,8 @@ class Engine:
         ended = RequestFailedError(f"the computation was lost, send the request again: {error}")
         self._publish(scheduler.reject_all(ended, waiting=False))
         scheduler.cache.reset()
+        if scheduler.lower is not None:
+            scheduler.lower.ranks_lost()
         if policy == "exit":
             raise error
         if self._stopping:

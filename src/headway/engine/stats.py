@@ -58,6 +58,7 @@ class EngineCounters:
         requests: Requests admitted.
         prompt_tokens: Tokens of their prompts.
         hit_tokens: Of these, tokens that were cached.
+        loaded_tokens: Tokens that were read back from lower tiers of memory, at first and later admissions, by tier.
         waits: Requests that waited for another to compute tokens that both need.
         waited_tokens: Of `hit_tokens`, tokens that were cached thanks to that.
         lost_tokens: Prompt tokens that were not cached, by the cache's reason. With `hit_tokens` they add up to
@@ -83,6 +84,7 @@ class EngineCounters:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    loaded_tokens: Counter[str] = field(default_factory=Counter)
     waits: int = 0
     waited_tokens: int = 0
     lost_tokens: Counter[str] = field(default_factory=Counter)

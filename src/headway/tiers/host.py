@@ -9,25 +9,27 @@ memories hold nearly as much as one of the same sum. What a request reads back s
 as long as the device has its copy.
 
 Rejected: one index over both memories. A path would have blocks in two places, and every rule of the tree would need to
-know of it. Rejected as well: copying at the moment of an eviction, which must give its blocks at once.
+know of it. Rejected as well: copying ahead of evictions, from the end of the queue. The order changes while
+steps are planned, so that some of what went had not been copied, and some of what was copied did not go.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Below, CacheGeometry, Going, HeldHit, Hit, Lease, PrefixCache, Prompt, Step, TableKind
+from headway.cache import Below, CacheGeometry, HeldBlocks, Hit, Lease, PrefixCache, Prompt, Spill, Step, TableKind
+from headway.errors import UnservableError
 
 __all__ = ["HostCounters", "HostTier"]
 
+_LOG = logging.getLogger("headway.tiers")
 Ids = NDArray[np.int32]
 _NONE = np.empty((0, 2), dtype=np.int32)
-_STATES_PER_STEP = 4
-"""Checkpoints that one step takes, more than which is rare."""
 
 
 @dataclass
@@ -38,6 +40,7 @@ class HostCounters:
         stored: Checkpoints copied to the host.
         stored_blocks: Blocks copied for them.
         refused: Checkpoints that were not copied: the host had no room that it could give.
+        failed: Checkpoints that were not copied: copying failed.
         loaded: Requests that read back.
         loaded_tokens: Tokens of theirs that were not computed.
         loaded_blocks: Blocks copied for them.
@@ -46,6 +49,7 @@ class HostCounters:
     stored: int = 0
     stored_blocks: int = 0
     refused: int = 0
+    failed: int = 0
     loaded: int = 0
     loaded_tokens: int = 0
     loaded_blocks: int = 0
@@ -60,18 +64,16 @@ class HostTier:
         host: The cache of the host: of the same groups and layout.
         copy: Copies blocks: int32 [k, 2] (device block, host block) out, then [k, 2] (host block, device block) back.
             What it raises, passes on: nothing has moved then.
-        step_tokens: Most tokens that one step computes.
         counters: What was moved.
     """
 
     device: PrefixCache
     host: PrefixCache
     copy: Callable[[Ids, Ids], None]
-    step_tokens: int = 2048
     counters: HostCounters = field(default_factory=HostCounters)
 
     @classmethod
-    def beside(cls, device: PrefixCache, blocks: int, copy: Callable[[Ids, Ids], None], step_tokens: int) -> HostTier:
+    def beside(cls, device: PrefixCache, blocks: int, copy: Callable[[Ids, Ids], None]) -> HostTier:
         """A tier of `blocks` blocks below `device`."""
         config = replace(
             device.config,
@@ -82,63 +84,42 @@ class HostTier:
             scratch_blocks=0,
             pin_share=0.0,
         )
-        return cls(device, PrefixCache(config, beside=device), copy, step_tokens)
-
-    @property
-    def ahead(self) -> int:
-        """Blocks that a step may take at once: so many are free, or can go without a loss, before it is planned."""
-        geometry = self.device.geometry
-        tokens = sum(-(-self.step_tokens // table.span) + 1 for table in geometry.token_tables)
-        return min(tokens + _STATES_PER_STEP * geometry.state_blocks, self.device.config.blocks)
+        tier = cls(device, PrefixCache(config, beside=device), copy)
+        device.spill(tier.store)
+        return tier
 
     # ---- out
 
-    def make_ready(self, blocks: int = 0) -> int:
-        """Copy what would be evicted next, until `blocks` blocks (`ahead`, if that is more) can be had without a loss.
-
-        Returns:
-            Checkpoints that were copied. O(1) where as many blocks are free.
-        """
-        wanted = max(blocks, self.ahead)
-        if self.device.free_blocks >= wanted:
-            return 0
-        return sum([self.store(going) for going in self.device.going_next(wanted)])
-
-    def store(self, going: Going) -> bool:
-        """Copy a checkpoint to the host, or let what the host has of it count again. Returns whether it was copied."""
-        prompt = _prompt_at(going)
-        below = self.host.lookup(prompt)
-        if below.tokens >= going.position:
-            self.host.keep(below)
-            return False
-        hit = self.device.lookup(prompt)
-        if hit.tokens < going.position:
-            return False
-        held = self.device.hold_hit(hit)
-        try:
-            return self._copy_out(prompt, held, below)
-        finally:
-            self.device.release_hit(held)
-
-    def _copy_out(self, prompt: Prompt, held: HeldHit, known: Hit) -> bool:
+    def store(self, spill: Spill) -> None:
+        """Copy what the device is about to evict, or let what the host has of it count again. Never raises."""
+        known = self.host.lookup(prompt := _prompt_at(spill))
+        if known.tokens >= spill.blocks.tokens:
+            self.host.keep(known)
+            return
+        held = spill.blocks
         below = Below(held.tokens, held.kind, held.floor, held.uses)
-        lease, step = self.host.lease_below(prompt, below, known, asked=False)
+        try:
+            lease, step = self.host.lease_below(prompt, below, known, asked=False)
+        except UnservableError:  # the host is smaller than this prompt alone
+            self.counters.refused += 1
+            return
         if step is None:
             self.host.discard([lease.row])
             self.counters.refused += 1
-            return False
+            return
         pairs = np.concatenate(_pairs(self.host, lease, step, held, only_kept=True))
         try:
             self.copy(pairs, _NONE)
-        except BaseException:
+        except Exception:
+            _LOG.exception("copying to host memory failed: what is evicted now is lost")
             self.host.fail(step)
             self.host.discard([lease.row])
-            raise
+            self.counters.failed += 1
+            return
         self.host.commit_one(step, step.counts.item())
         self.host.discard([lease.row])
         self.counters.stored += 1
         self.counters.stored_blocks += len(pairs)
-        return True
 
     # ---- in
 
@@ -146,6 +127,13 @@ class HostTier:
         """What the host has of `prompt` behind the device's `hit`; None if nothing. Changes nothing."""
         found = self.host.lookup(prompt)
         return found if found.tokens > hit.tokens else None
+
+    def load_bytes(self, found: Hit, hit: Hit) -> int:
+        """Bytes that every rank copies to read back `found` behind the device's `hit`."""
+        tables = self.host.geometry.tables
+        blocks = [found.blocks(table.index) for table in tables if table.kind is not TableKind.SCRATCH]
+        known = sum(hit.tokens // table.span for table in self.host.geometry.prefix_tables)
+        return (sum(map(len, blocks)) - known) * self.host.geometry.block_bytes
 
     def load(self, prompt: Prompt, found: Hit, hit: Hit) -> tuple[Lease, bool]:
         """Start a request on the device with what the host has of it.
@@ -165,7 +153,7 @@ class HostTier:
                 return lease, False
             pairs = np.concatenate(_pairs(self.device, lease, step, held))
             try:
-                self.copy(_NONE, pairs[:, ::-1])
+                self.copy(_NONE, pairs)
             except BaseException:
                 self.device.fail(step)
                 self.device.abort([lease.row])
@@ -184,19 +172,19 @@ class HostTier:
         self.host.reset()
 
 
-def _prompt_at(going: Going) -> Prompt:
+def _prompt_at(spill: Spill) -> Prompt:
     """A prompt that can resume at a checkpoint and nowhere behind it: at least one token follows."""
-    tokens = going.prefix if len(going.prefix) > going.position else np.append(going.prefix, np.int32(0))
-    return Prompt(tokens, namespace=going.namespace)
+    more = len(spill.prefix) > spill.blocks.tokens
+    return Prompt(spill.prefix if more else np.append(spill.prefix, np.int32(0)), namespace=spill.namespace)
 
 
-def _pairs(cache: PrefixCache, lease: Lease, step: Step, held: HeldHit, *, only_kept: bool = False) -> list[Ids]:
+def _pairs(cache: PrefixCache, lease: Lease, step: Step, held: HeldBlocks, *, only_kept: bool = False) -> list[Ids]:
     """Blocks to copy, int32 [k, 2] each: from those that are held to those of a lease, in its first step.
 
     `only_kept`: of a state the copy that becomes the checkpoint, and not the running one.
     """
     geometry: CacheGeometry = cache.geometry
-    start, stop = step.starts.item(), (step.starts + step.counts).item()
+    start = step.starts.item()
     pairs = [_NONE]
     for number, part in zip(held.tables, held.parts, strict=True):
         table, row = geometry.tables[number], cache.tables[number][lease.row]
@@ -207,5 +195,5 @@ def _pairs(cache: PrefixCache, lease: Lease, step: Step, held: HeldHit, *, only_
             continue
         first = start // table.span if table.kind is TableKind.PREFIX else part.first
         ids = part.ids[first - part.first :]
-        pairs.append(np.stack([ids, row[first : -(-stop // table.span)]], axis=1))
+        pairs.append(np.stack([ids, row[first : first + len(ids)]], axis=1))
     return pairs

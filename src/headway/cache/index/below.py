@@ -45,6 +45,7 @@ class Below:
         floor: What is read back of windows serves no position before this one: a block that holds the first entry
             that `position` needs is filled from there on only. 0 where it is filled from its start.
         uses: How often the checkpoint was wanted in the memory that it is read from.
+        declined: Tokens that could be read back, where computing those behind the hit costs less; 0 if none.
         losses: What was to be read and was not.
     """
 
@@ -52,4 +53,5 @@ class Below:
     kind: str = ""
     floor: int = 0
     uses: int = 0
+    declined: int = 0
     losses: tuple[BelowLoss, ...] = ()

@@ -40,9 +40,11 @@ class Reason(Enum):
     LAST_TOKEN = "last_token"
     """The last token of a prompt is always computed: its logits are the answer."""
     NO_ROOM = "no_room"
-    """The pool cannot hold the whole prompt together with what resuming here would copy, so the hit was given up."""
+    """The pool cannot hold the whole prompt together with what resuming here would copy, so the hit was given up; or
+    requests that run left no room to read it back from a lower tier."""
     COMPUTED_ANEW = "computed_anew"
-    """Going on from here would have cost more than computing the tokens anew: the model continues token by token."""
+    """Going on from here would have cost more than computing the tokens anew: the model continues token by token, or a
+    lower tier of memory is slower than that."""
     OTHER_NAMESPACE = "other_namespace"
     """The tokens are known under another model, adapter or cache salt only."""
     STILL_COMPUTING = "still_computing"
@@ -127,6 +129,10 @@ class Explanation:
         given_up = (Loss(why, 0, self.hit_tokens),) if self.hit_tokens else ()
         return Explanation(self.prompt_tokens, 0, self.matched, given_up + self.losses)
 
+    def without_room(self, position: int) -> Explanation:
+        """The same prompt when there is no room to read back up to `position` what lies below."""
+        return replace(self, losses=_overwritten(self.losses, Loss(Reason.NO_ROOM, self.hit_tokens, position)))
+
     def with_below(self, below: Below) -> Explanation:
         """The same prompt when lower tiers are read: what they give is not lost, and what they did not give is theirs.
 
@@ -134,6 +140,7 @@ class Explanation:
         read.
         """
         start, losses = max(self.hit_tokens, below.position), self.losses
+        losses = _overwritten(losses, Loss(Reason.COMPUTED_ANEW, start, min(below.declined, self.prompt_tokens)))
         for one in sorted(below.losses, key=lambda loss: -loss.position):
             reason = Reason.TIER_MISSED if one.missed else Reason.TIER_FAILED
             losses = _overwritten(losses, Loss(reason, start, min(one.position, self.prompt_tokens), one))
@@ -144,7 +151,7 @@ class Explanation:
                 loss._replace(start=max(loss.start, start), reason=parted if loss.reason is nothing else loss.reason)
                 for loss in kept
             )
-        matched = max([self.matched, start, *(loss.position for loss in below.losses)])
+        matched = max([self.matched, start, below.declined, *(loss.position for loss in below.losses)])
         return replace(self, matched=matched, losses=losses, loaded_tokens=start - self.hit_tokens)
 
     def __str__(self) -> str:

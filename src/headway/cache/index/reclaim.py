@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
+from headway.cache.index.held import HeldBlocks, held_blocks
 from headway.cache.index.pins import Pins
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.residency import Residency
@@ -32,7 +33,7 @@ from headway.cache.policy.eviction import Candidate, EvictionPolicy, EvictionQue
 from headway.cache.shape.geometry import CacheGeometry, Ids
 from headway.cache.shape.spec import ComputeCost
 
-__all__ = ["Going", "Reclaimer", "Retention"]
+__all__ = ["Reclaimer", "Retention", "Spill"]
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,18 @@ class Retention:
     hard_bytes: int
 
 
-class Going(NamedTuple):
-    """A checkpoint that would be evicted soon.
+class Spill(NamedTuple):
+    """A checkpoint that is about to be evicted, and all blocks that resuming there needs.
 
     Attributes:
         namespace: Id of the namespace.
-        position: Tokens before it.
-        kind: Kind of placement that took it; "path" where a model can resume anywhere.
         prefix: int32 tokens [0, position + lookahead).
-        blocks: Blocks that its eviction would free.
+        blocks: What it holds.
     """
 
     namespace: int
-    position: int
-    kind: str
     prefix: Ids
-    blocks: int
+    blocks: HeldBlocks
 
 
 class Reclaimer:
@@ -83,6 +80,7 @@ class Reclaimer:
         keep: What decides how long something is kept.
         queue: What can be evicted, by priority.
         pins: What must stay.
+        take: Told what is about to be evicted, or None.
     """
 
     def __init__(
@@ -106,6 +104,11 @@ class Reclaimer:
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
         self._spare: dict[Checkpoint, None] = {}
+        self.take: Callable[[Spill], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but who is told."""
+        return {**vars(self), "take": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What was written; the queue asks this object again."""
@@ -130,22 +133,6 @@ class Reclaimer:
             self._evict(*victim, blocks - self._pool.free)
         self._usage.counters.blocks_evicted += self._pool.free - before
         return self._pool.free >= blocks
-
-    def going_next(self, blocks: int) -> list[Going]:
-        """See `PrefixCache.going_next`."""
-        self.expire_pins()
-        found, free = [], self._pool.free
-        for item in self.queue:
-            if free >= blocks:
-                break
-            if (candidate := self._candidate(item)) is not None:
-                prefix = item.edge.prefix(item.position, self._tree.lookahead)
-                blocks = candidate.blocks
-                if item.floats:  # it goes block by block
-                    blocks = self._residency.would_free(item.edge, item.edge.floor)
-                found.append(Going(item.edge.root().namespace, item.position, item.kind, prefix, blocks))
-                free += blocks
-        return found
 
     def keep_spare(self, checkpoint: Checkpoint) -> None:
         """A new checkpoint holds more than it needs, until memory runs short."""
@@ -193,6 +180,7 @@ class Reclaimer:
 
     def _drop(self, item: Checkpoint, cause: str) -> None:
         """Evict a checkpoint that does not float."""
+        self._tell(item)
         count(self._usage.counters.evicted, item.kind)
         if item.hits == 0:
             count(self._usage.counters.evicted_unused, item.kind)
@@ -203,9 +191,20 @@ class Reclaimer:
 
     def _trim(self, edge: Edge, keep: int, cause: str) -> None:
         if keep < edge.resident:
+            if self._tree.floats:
+                self._tell(edge.checkpoints[0])
             self._residency.shrink(edge, keep, cause)
             if self._tree.floats:
                 edge.trim = Trim(self.keep.clock(), cause)
+
+    def _tell(self, item: Checkpoint) -> None:
+        """Tell what is about to be evicted; of what floats, once for all that it holds, as it goes block by block."""
+        if self.take is None or item.spilled >= item.position:
+            return
+        item.spilled = item.position
+        edge, position = item.edge, item.position
+        held = held_blocks(self._geometry, self._tree, edge, position, item)
+        self.take(Spill(edge.root().namespace, edge.prefix(position, self._tree.lookahead), held))
 
     def _trim_busy_paths(self) -> None:
         """Last resort: free what lies behind all that leases and pins use, and second copies of blocks.

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.cache.index.edge import FAR, Anchor, Match, Section
+from headway.cache.index.edge import FAR, Anchor, Match
 from headway.cache.index.explain import Explanation
+from headway.cache.index.held import HeldBlocks
 from headway.cache.index.hit import Hit
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
@@ -31,7 +32,6 @@ __all__ = [
     "RUNNING",
     "STEPPING",
     "Bookmark",
-    "HeldHit",
     "Lease",
     "LeaseTable",
     "Parts",
@@ -88,27 +88,6 @@ class Bookmark:
     position: int
     state: Ids
     due: bool
-
-
-@dataclass(slots=True, eq=False)
-class HeldHit:
-    """The blocks under a hit, which nobody writes and which stay what they are until they are released.
-
-    Attributes:
-        tokens: Tokens of the hit.
-        kind: Kind of placement of its checkpoint.
-        uses: How often that was wanted.
-        parts: What it needs of each prefix and tail table, in the order of the tables.
-        tables: Numbers of these tables.
-        floor: What it has of windows serves no position before this one.
-    """
-
-    tokens: int
-    kind: str
-    uses: int
-    parts: tuple[Section, ...]
-    tables: tuple[int, ...]
-    floor: int
 
 
 @dataclass(slots=True)
@@ -217,7 +196,7 @@ class LeaseTable:
         self.blocks = [_table(rows, t.state_blocks or 16) for t in self._tables]
         self.records: list[Record | None] = [None] * rows
         self.held: list[StateExport] = []
-        self.lent: list[HeldHit] = []
+        self.lent: list[HeldBlocks] = []
         self._free_rows = list(range(rows - 1, -1, -1))
 
     @property

@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.cache.index.below import Below
-from headway.cache.index.edge import Section
+from headway.cache.index.held import HeldBlocks, held_blocks
 from headway.cache.index.hit import Hit
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import Step
-from headway.cache.lease.table import HeldHit, Parts
-from headway.cache.shape.geometry import TableKind
+from headway.cache.lease.table import Parts
 from headway.errors import LeaseError
 
 __all__ = ["Transfers"]
@@ -35,26 +34,19 @@ class Transfers(Parts):
     opener: Opener
     extender: Extender
 
-    def hold(self, hit: Hit) -> HeldHit:
+    def hold(self, hit: Hit) -> HeldBlocks:
         """See `PrefixCache.hold_hit`."""
         checkpoint = hit.checkpoint
         if not hit.tokens or checkpoint is None:
             raise LeaseError("this hit has no tokens: there is nothing to hold")
-        tails = dict(zip(self.geometry.tail_tables, checkpoint.sections, strict=True))
-        kept = [table for table in self.geometry.tables if table.kind is not TableKind.SCRATCH]
-        parts = [
-            tails[table].part(table, hit.tokens) if table in tails else Section(0, hit.blocks(table.index))
-            for table in kept
-        ]
-        parts = [Section(part.first, part.ids.copy(), part.whole) for part in parts]
-        for part in parts:
+        edge = hit.at.edge.edge_at(hit.tokens)
+        held = held_blocks(self.geometry, self.index.tree, edge, hit.tokens, checkpoint)
+        for part in held.parts:
             self.pool.hold(part.ids, whole=part.whole)
-        tables = tuple(table.index for table in kept)
-        held = HeldHit(hit.tokens, hit.kind, checkpoint.uses, tuple(parts), tables, checkpoint.floor)
         self.leases.lent.append(held)
         return held
 
-    def release(self, held: HeldHit) -> None:
+    def release(self, held: HeldBlocks) -> None:
         """See `PrefixCache.release_hit`."""
         if held not in self.leases.lent:
             raise LeaseError("this hit is not held")
@@ -71,10 +63,9 @@ class Transfers(Parts):
                 f"{below.position}: give a position behind the hit, up to {last}"
             )
 
-    def fits(self, hit: Hit, below: Below) -> bool:
+    def fits(self, hit: Hit, position: int) -> bool:
         """Whether the blocks can be had now that reading back takes, and the checkpoint that it leaves."""
-        need = self.opener.demand(hit, below.position, 1) + self.geometry.state_blocks
-        return need <= self.pool.available
+        return self.opener.demand(hit, position, 1) + self.geometry.state_blocks <= self.pool.available
 
     def begin(self, row: int, below: Below) -> Step:
         """The first step of a lease that was opened to read what is `below`."""

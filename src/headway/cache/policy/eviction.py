@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.errors import ConfigError
@@ -173,17 +173,6 @@ class EvictionQueue(Generic[Item]):
     def __len__(self) -> int:
         """Items that stand in the queue."""
         return self._live
-
-    def __iter__(self) -> Iterator[Item]:
-        """Items in the order in which they would go, by the priorities that they were last asked for. Changes nothing.
-
-        O(entries) for the first, O(log entries) for each other.
-        """
-        heap = self._heap.copy()
-        while heap:
-            _, entry, item = heapq.heappop(heap)
-            if item.entry == entry:
-                yield item
 
     def push(self, item: Item) -> None:
         """Queue `item` at its present priority, replacing its earlier entry."""

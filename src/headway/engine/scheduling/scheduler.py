@@ -45,10 +45,11 @@ from numpy.typing import NDArray
 
 from headway.cache import Hit, PrefixCache, Prompt
 from headway.engine.config import EngineConfig
-from headway.engine.errors import NotFiniteError, RequestFailedError
+from headway.engine.errors import NotFiniteError, RanksLostError, RequestFailedError
 from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.scheduling.admission import fits_beside, leader_of
 from headway.engine.scheduling.drafts import DraftPlanner
+from headway.engine.scheduling.lower import Begun, LowerTiers
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.scheduling.step import ScheduledStep, scheduled_step
 from headway.engine.stats import EngineCounters
@@ -68,6 +69,7 @@ class Scheduler:
 
     Attributes:
         cache: The prefix cache; no other object changes it.
+        lower: The tiers below its memory, or None.
         running: Requests that hold a lease, in order of arrival.
         counters: Totals.
     """
@@ -79,8 +81,10 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         planner: DraftPlanner | None = None,
         long_rope: LongRope | None = None,
+        lower: LowerTiers | None = None,
     ) -> None:
         self.cache = cache
+        self.lower = lower
         self.running: list[RunningRequest] = []
         self.counters = EngineCounters()
         self._config = config
@@ -126,6 +130,9 @@ class Scheduler:
         """Choose the next step and take its blocks. Returns None where no request can compute anything now.
 
         Requests may fail here (`take_news`): those that could not run even with the whole pool.
+
+        Raises:
+            RanksLostError: Blocks were to be moved between tiers, and the ranks are gone.
         """
         if self._starved and not self._finish_draining():
             self._preempt_youngest()
@@ -189,7 +196,10 @@ class Scheduler:
         self.counters.not_finite += fault.form is None
         if fault.damaged is not None:
             self.counters.damaged_prefixes += 1
-            self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
+            damaged = Prompt(request.tokens[: fault.damaged], namespace=namespace)
+            self.cache.forget(damaged)
+            if self.lower is not None:
+                self.lower.forget(damaged)
             self._forgotten.append(request.request.salt)
         kind = NotFiniteError if fault.form is None else RequestFailedError
         error = kind(f"request {request.request_id}: {fault.told(place)}")
@@ -388,6 +398,8 @@ class Scheduler:
         if (found := leader_of(self.cache, hit, prefills, least)) is None:
             return False
         leader, position = found
+        if self.lower is not None and position - self.lower.known(self._prompt(request), hit) < least:
+            return False
         assert leader.lease is not None
         self.cache.keep_at(leader.lease.row, position)
         self._queue.pop()
@@ -402,6 +414,7 @@ class Scheduler:
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
         used = hit.tokens if hit.tokens >= self._least_hit(request, hit) else 0
         fits = fits_beside(self.cache, held, request.known, used)
+        fits = fits and (self.lower is None or self.lower.has_room(hit.prompt, hit))
         request.refused_epoch = None if fits else self._epoch
         return fits
 
@@ -446,10 +459,14 @@ class Scheduler:
         try:
             prompt = self._prompt(request)
             hit = request.hit or self.cache.lookup(prompt)
-            lease = self.cache.lease(prompt, hit, least_hit=self._least_hit(request, hit))
+            begun = self._begin(request, prompt, hit)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
+        except RanksLostError:
+            self._queue.push_returned(request)
+            raise
+        lease, reused = begun.lease, begun.lease.computed
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
         request.wishes = lease.wishes
@@ -457,16 +474,26 @@ class Scheduler:
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
-            request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
+            request.cached_tokens, request.resumed_from = reused, begun.resumed_from
+            request.loaded = {begun.tier: begun.tokens} if begun.tier else {}
             waited_from = lease.hit.tokens if request.waited_from is None else request.waited_from
             request.waited_tokens = max(0, lease.hit.tokens - waited_from)
             request.explanation = replace(lease.explanation, displaced=displaced) if displaced else lease.explanation
             request.timings.admitted = self._clock()
-        self.counters.count_admission(request, first, lease.hit.tokens)
-        self._queue.charge(request.user, request.known - lease.hit.tokens)
+        self.counters.count_admission(request, first, reused)
+        if begun.tier:
+            self.counters.loaded_tokens[begun.tier] += begun.tokens
+        self._queue.charge(request.user, request.known - reused)
         self.running.append(request)
         self.running.sort(key=lambda r: r.order)
         return request
+
+    def _begin(self, request: RunningRequest, prompt: Prompt, hit: Hit) -> Begun:
+        """Lease memory for a request, with what lower tiers have of its prompt, unless a hit hides what is wanted."""
+        least = self._least_hit(request, hit)
+        if self.lower is None or least > request.known:
+            return Begun(self.cache.lease(prompt, hit, least_hit=least))
+        return self.lower.begin(prompt, hit, least)
 
     def _preempt_youngest(self) -> None:
         """Preempt the youngest running request, unless it is the only one."""
