@@ -19,7 +19,7 @@ import hashlib
 import io
 import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -775,6 +775,14 @@ class PrefixCache(Guarded):
             bookkeeping_bytes=fixed + self._symbols.nbytes + index.tree.nbytes,
             bookkeeping_limit=fixed + self._symbols.limit + max(index.tree.nbytes, index.reclaim.keep.hard_bytes),
         )
+
+    def kept(self) -> Iterator[Spill]:
+        """All that requests can resume from, what is worth most for its memory first; of paths, where they end.
+
+        For writing it elsewhere before the cache is given up: nothing else may use it meanwhile. Ends of messages come
+        before ends of answers, which only the next turn of the same conversation uses. O(everything that is kept).
+        """
+        return self._index.reclaim.kept()
 
     @guarded
     def holdings(self) -> Holdings:

@@ -116,6 +116,8 @@ class Engine:
         self._failure: BaseException | None = None
         self._interruption: str | None = None
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
+        if lower is not None:
+            lower.post_to(self._post)
         self._last_snapshot = self._take_snapshot()
 
     @property
@@ -212,18 +214,22 @@ class Engine:
 
         Raises:
             EngineStoppedError: The engine has stopped.
-            TimeoutError: A step took longer than `timeout` seconds.
+            TimeoutError: A step took longer than `timeout` seconds, or a lower tier.
+            IncompleteError: A lower tier did not say that all is gone. Requests of this server do not get it any more.
         """
 
-        def reset() -> ResetReport:
+        def reset() -> tuple[ResetReport, Future[None] | None]:
+            lower = self._scheduler.lower
             report = self._scheduler.cache.reset()
-            if self._scheduler.lower is not None:
-                self._scheduler.lower.reset()
+            below = None if lower is None else lower.reset()
             if self.observer is not None:
                 self.observer.forgotten(None)
-            return report
+            return report, below
 
-        return self._call(reset, timeout)
+        report, below = self._call(reset, timeout)
+        if below is not None:
+            below.result(timeout)
+        return report
 
     def unpin(self, tokens: NDArray[np.int32], salt: str, timeout: float | None = 60.0) -> bool:
         """End the pin at the end of a prefix. Returns whether there was one.
@@ -317,12 +323,14 @@ class Engine:
         try:
             while self._take_commands():
                 if self._scheduler.idle:
+                    self._write_below()
                     self._look_after_ranks()
                     continue
                 scheduled = self._schedule()
                 self._publish(self._scheduler.take_news())
                 if scheduled is not None:
                     self._publish(self._step(scheduled))
+                self._write_below()
         except BaseException as error:
             told = isinstance(error, HeadwayError)  # the message says all: where it was raised helps nobody
             logger.error("the engine has failed: %s", error, exc_info=None if told else error)
@@ -333,12 +341,17 @@ class Engine:
     def _take_commands(self) -> bool:
         """Do what others asked for, waiting a little if there is nothing else to do. Returns whether to go on."""
         with self._wakeup:
-            self._wakeup.wait_for(lambda: self._inbox or self._stopping or not self._scheduler.idle, _LOOK_SECONDS)
+            self._wakeup.wait_for(lambda: self._inbox or self._stopping or self._has_work, _LOOK_SECONDS)
             commands, stopping = list(self._inbox), self._stopping
             self._inbox.clear()
         for command in commands:
             command()
         return not stopping
+
+    @property
+    def _has_work(self) -> bool:
+        lower = self._scheduler.lower
+        return not self._scheduler.idle or (lower is not None and lower.busy)
 
     def _schedule(self) -> ScheduledStep | None:
         try:
@@ -346,6 +359,14 @@ class Engine:
         except RanksLostError as error:
             self._lose_ranks(error)
             return None
+
+    def _write_below(self) -> None:
+        """Read some of what is to be written to lower tiers."""
+        if (lower := self._scheduler.lower) is not None:
+            try:
+                lower.work()
+            except RanksLostError as error:
+                self._lose_ranks(error)
 
     def _step(self, scheduled: ScheduledStep) -> list[Update]:
         started = time.monotonic()
@@ -441,6 +462,8 @@ class Engine:
             cache=copy.deepcopy(self._scheduler.cache.stats()),
             drafter=scheduler.drafter,
             held=scheduler.held,
+            loading=scheduler.loading,
+            lower=None if scheduler.lower is None else copy.deepcopy(scheduler.lower.stats()),
         )
         return self._last_snapshot
 
@@ -471,6 +494,8 @@ class Engine:
         for _, handle in left:
             handle.fail(error)
         wake_readers(handle for _, handle in left)
+        if self._scheduler.lower is not None:
+            self._scheduler.lower.close(self.config.tier_grace if self._failure is None else 0.0)
         self._executor.close()
 
     def _post(self, command: Callable[[], None]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import Explanation, Hit, Lease, Prompt, Wish
+from headway.engine.fetched import Fetched
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
 from headway.runtime.interface import GREEDY, Constraint, RowAnswer, SamplingParams, TokenLogprob
@@ -216,6 +217,7 @@ class RunningRequest:
         marked: Whether its lease was told to remember a place before a text that was not settled.
         scored: Log probabilities of the prompt's tokens from the second on, as far as they are known.
         kept_tokens: See `RequestResult`.
+        fetched: What disks and stores gave it for its next lease; None before they were asked.
     """
 
     request: GenerationRequest
@@ -251,6 +253,7 @@ class RunningRequest:
     marked: bool = False
     scored: list[TokenLogprob] = field(default_factory=list)
     kept_tokens: int = 0
+    fetched: Fetched | None = None
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:

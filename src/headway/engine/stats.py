@@ -9,13 +9,14 @@ from typing import Protocol
 
 from headway.cache import CacheStats, Holdings
 from headway.engine.request import RequestResult, RunningRequest, Timings
+from headway.tiers import HostCounters, Rates, TiersStats
 
 __all__ = [
     "TOKEN_SECONDS",
     "Distribution",
     "EngineCounters",
     "EngineSnapshot",
-    "EngineSurvey",
+    "EngineSurvey", "LowerStats",
     "Observer",
     "RequestView",
 ]
@@ -139,6 +140,27 @@ class EngineCounters:
 
 
 @dataclass(frozen=True)
+class LowerStats:
+    """What lies below, at one moment.
+
+    Attributes:
+        host: The cache of host memory, or None.
+        host_moves: What was moved to and from it.
+        objects: Disks and stores, or None.
+        waiting: Checkpoints that wait to be read for them.
+        rates: How long computing and moves take, and how wrong that was.
+        failures: Copies that failed, by tier.
+    """
+
+    host: CacheStats | None
+    host_moves: HostCounters
+    objects: TiersStats | None
+    waiting: int
+    rates: Rates
+    failures: dict[str, int]
+
+
+@dataclass(frozen=True)
 class EngineSnapshot:
     """The engine at one moment.
 
@@ -146,9 +168,11 @@ class EngineSnapshot:
         running: Requests that run.
         waiting: Requests that wait.
         held: Of these, requests that wait for another to compute what both need.
+        loading: Of these, requests that wait for what disks and shared stores have of their prompts.
         counters: A copy of the totals.
         cache: Memory and events of the cache.
         drafter: Name of the drafter, or None.
+        lower: What lies below the device's memory, or None.
     """
 
     running: int
@@ -157,6 +181,8 @@ class EngineSnapshot:
     cache: CacheStats
     drafter: str | None = None
     held: int = 0
+    loading: int = 0
+    lower: LowerStats | None = None
 
 
 @dataclass(frozen=True)

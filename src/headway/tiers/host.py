@@ -135,8 +135,8 @@ class HostTier:
         known = sum(hit.tokens // table.span for table in self.host.geometry.prefix_tables)
         return (sum(map(len, blocks)) - known) * self.host.geometry.block_bytes
 
-    def load(self, prompt: Prompt, found: Hit, hit: Hit) -> tuple[Lease, bool]:
-        """Start a request on the device with what the host has of it.
+    def load(self, prompt: Prompt, found: Hit, hit: Hit, told: Below | None = None) -> tuple[Lease, bool]:
+        """Start a request on the device with what the host has of it; `told`: what other tiers did not give.
 
         Returns:
             Its lease, which has computed what was read back, and whether anything was: there may be no room for it.
@@ -147,7 +147,8 @@ class HostTier:
         """
         held = self.host.hold_hit(found)
         try:
-            below = Below(held.tokens, held.kind, held.floor, held.uses)
+            told = told or Below()
+            below = replace(told, position=held.tokens, kind=held.kind, floor=held.floor, uses=held.uses)
             lease, step = self.device.lease_below(prompt, below, hit)
             if step is None:
                 return lease, False

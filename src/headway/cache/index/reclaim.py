@@ -18,7 +18,7 @@ oldest of it is forgotten when all that is known takes more than so many tokens 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -202,9 +202,25 @@ class Reclaimer:
         if self.take is None or item.spilled >= item.position:
             return
         item.spilled = item.position
+        self.take(self._spill(item))
+
+    def kept(self) -> Iterator[Spill]:
+        """See `PrefixCache.kept`."""
+        found: list[tuple[bool, float, Checkpoint]] = []
+        for edge in self._tree.edges():
+            for item in edge.checkpoints if edge.resident > edge.start else ():
+                candidate = self._candidate(item)
+                value = 0.0 if candidate is None else candidate.rate * candidate.saved / candidate.blocks
+                if not item.floats or not edge.resident_children:
+                    found.append((item.kind == "answer_end", -value, item))
+        found.sort(key=lambda one: one[:2])
+        for _, _, item in found:
+            yield self._spill(item)
+
+    def _spill(self, item: Checkpoint) -> Spill:
         edge, position = item.edge, item.position
         held = held_blocks(self._geometry, self._tree, edge, position, item)
-        self.take(Spill(edge.root().namespace, edge.prefix(position, self._tree.lookahead), held))
+        return Spill(edge.root().namespace, edge.prefix(position, self._tree.lookahead), held)
 
     def _trim_busy_paths(self) -> None:
         """Last resort: free what lies behind all that leases and pins use, and second copies of blocks.

@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from headway.cache import Hit, PrefixCache, Prompt
 from headway.engine.config import EngineConfig
 from headway.engine.errors import NotFiniteError, RanksLostError, RequestFailedError
+from headway.engine.fetched import Fetched
 from headway.engine.request import Delta, RunningRequest, Update
 from headway.engine.scheduling.admission import fits_beside, leader_of
 from headway.engine.scheduling.drafts import DraftPlanner
@@ -108,7 +109,12 @@ class Scheduler:
     @property
     def held(self) -> int:
         """Of these, requests behind a leader."""
-        return len(self._waiting) - len(self._queue)
+        return len(self._waiting) - len(self._queue) - self.loading
+
+    @property
+    def loading(self) -> int:
+        """Of those that wait, requests that wait for what disks and stores have."""
+        return self._waiting.loading
 
     @property
     def drafter(self) -> str | None:
@@ -117,8 +123,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.running and not self.waiting
+        """Whether there is nothing to do now: nobody runs, and who waits waits for a load."""
+        return not self.running and not self._queue
 
     def add(self, request: RunningRequest, followers: Sequence[RunningRequest] = ()) -> None:
         """Queue a request. `followers` have the same prompt: they are queued once its prefill can be reused."""
@@ -373,7 +379,7 @@ class Scheduler:
         """Admit the next request that may run beside others, or None if there is none now."""
         while (head := self._queue.peek()) is not None and not head.alone and self._has_place(head):
             hit = head.hit = self.cache.lookup(self._prompt(head))
-            if self._hold(head, hit):
+            if self._fetch(head, hit) or self._hold(head, hit):
                 continue
             if not self._fits(head, hit):
                 break
@@ -407,6 +413,24 @@ class Scheduler:
         request.waited_from = hit.tokens if request.waited_from is None else request.waited_from
         return True
 
+    def _fetch(self, request: RunningRequest, hit: Hit) -> bool:
+        """Let the head of the queue wait for what disks and stores have of its prompt. Returns whether it waits."""
+        if self.lower is None or request.fetched is not None or self._least_hit(request, hit) > request.known:
+            return False
+
+        def fetched(what: Fetched) -> None:
+            request.fetched = what
+            self._waiting.loaded(request)
+            self._epoch += 1
+
+        fetch = self.lower.fetch(self._prompt(request), hit, fetched)
+        if fetch is None:
+            request.fetched = Fetched()
+            return False
+        self._queue.pop()
+        self._waiting.wait_for(request, fetch)
+        return True
+
     def _fits(self, request: RunningRequest, hit: Hit) -> bool:
         """Whether the known tokens of all that run fit into the pool beside this request's."""
         if not self.running:
@@ -414,7 +438,7 @@ class Scheduler:
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
         used = hit.tokens if hit.tokens >= self._least_hit(request, hit) else 0
         fits = fits_beside(self.cache, held, request.known, used)
-        fits = fits and (self.lower is None or self.lower.has_room(hit.prompt, hit))
+        fits = fits and (self.lower is None or self.lower.has_room(hit.prompt, hit, request.fetched))
         request.refused_epoch = None if fits else self._epoch
         return fits
 
@@ -493,7 +517,8 @@ class Scheduler:
         least = self._least_hit(request, hit)
         if self.lower is None or least > request.known:
             return Begun(self.cache.lease(prompt, hit, least_hit=least))
-        return self.lower.begin(prompt, hit, least)
+        fetched, request.fetched = request.fetched, None
+        return self.lower.begin(prompt, hit, least, fetched)
 
     def _preempt_youngest(self) -> None:
         """Preempt the youngest running request, unless it is the only one."""
@@ -539,6 +564,8 @@ class Scheduler:
 
     def _leave(self, request: RunningRequest) -> None:
         """Bookkeeping of an end: the request is in no list afterwards."""
+        if request.fetched is not None:
+            request.fetched.release()
         if request.lease is not None:
             self._stop_running(request)
         self._closed_for_admission, self._starved = False, []
