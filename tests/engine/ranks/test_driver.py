@@ -61,8 +61,8 @@ class ScriptedRanks:
         self.gone: str | None = None
         self.collectives = [7, 7]
 
-    def send(self, message: bytes, timeout: float) -> None:
-        self.sent.append(decode(message))
+    def send(self, messages: Sequence[bytes], timeout: float) -> None:
+        self.sent += [decode(message) for message in messages]
         answers = self.script[type(self.sent[-1])]
         self.answers = deque(reversed([(rank, answer) for rank, answer in enumerate(answers) if answer is not None]))
 
@@ -249,10 +249,10 @@ def test_a_rank_that_is_gone_between_steps(executor: RankedExecutor, launched: l
 def test_ranks_that_are_lost_while_they_start_are_started_again_but_not_for_ever(
     executor: RankedExecutor, launched: list[ScriptedRanks], deaths: int, survives: bool
 ) -> None:
-    def send(ranks: ScriptedRanks, message: bytes, timeout: float) -> None:
+    def send(ranks: ScriptedRanks, messages: Sequence[bytes], timeout: float) -> None:
         if len(launched) <= 1 + deaths:  # the first group is that of the fixture
             raise RanksLostError("rank 0 was ended by SIGKILL")
-        ScriptedRanks.send(ranks, message, timeout)
+        ScriptedRanks.send(ranks, messages, timeout)
 
     launch = executor._launch
 

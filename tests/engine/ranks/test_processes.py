@@ -195,7 +195,7 @@ def test_a_driver_does_not_wait_for_ever_for_a_rank_that_takes_no_message() -> N
     try:
         ranks.processes[0].send_signal(signal.SIGSTOP)
         with pytest.raises(RanksLostError, match="rank 0 has taken no message for 1 seconds"):
-            ranks.send(bytes(64 << 20), 1.0)
+            ranks.send([bytes(64 << 20)], 1.0)
         assert ranks.receive(0.0) is None
     finally:
         ranks.kill()

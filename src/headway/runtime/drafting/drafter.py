@@ -24,6 +24,7 @@ from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.sampling import Stream, distributions, draw, uniform
 from headway.runtime.interface import SampleRow
+from headway.runtime.model.layout import Entries
 
 __all__ = ["DraftRequest", "Drafter", "Observed", "Proposal", "choose", "proposals"]
 
@@ -109,12 +110,14 @@ class Drafter(Protocol):
     Attributes:
         name: What it is called in metrics: `lookup`, `mtp`, `dspark`.
         groups: Its groups in the cache; none if it keeps nothing there.
+        entries: What it keeps of a token in each of them.
         feature_layers: Decoder layers of the target whose outputs it reads, -1 for the embeddings.
         most: Most tokens that it can propose at once.
     """
 
     name: str
     groups: tuple[LayerSpec, ...]
+    entries: tuple[Entries, ...]
     feature_layers: tuple[int, ...]
     most: int
 

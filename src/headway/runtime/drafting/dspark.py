@@ -25,6 +25,7 @@ from headway.runtime.drafting.layers import Attend, DraftLayer, DraftNorm, Layer
 from headway.runtime.drafting.memory import DraftMemory, Histories
 from headway.runtime.drafting.target import Target
 from headway.runtime.forward.arena import Arena
+from headway.runtime.model.layout import Entries
 
 __all__ = ["DSparkDrafter", "DSparkNetwork"]
 
@@ -110,6 +111,7 @@ class DSparkDrafter:
         self._target = target
         self._sizes = shape.entries(len(network.layers), target.dtype)
         self.groups: tuple[LayerSpec, ...] = (self._sizes.group(self.lookahead),)
+        self.entries: tuple[Entries, ...] = (self._sizes.entries,)
 
     def attach(self, arena: Arena) -> None:
         """Keep entries in this arena."""

@@ -28,16 +28,23 @@ class Arena:
         geometry: Where it is stored; its groups are those of `layout`.
         blocks: Number of blocks.
         device: Device of the memory.
+        pinned: Page-locked host memory, which a GPU reads and writes by itself.
 
     Attributes:
         data: uint8 [blocks, block_bytes]. Rows start at multiples of 64 bytes.
+        rows: uint8 [blocks, bytes from row to row], the same memory with what fills the rows up.
 
     Raises:
         ConfigError: Groups of another model, or no room for the blocks.
     """
 
     def __init__(
-        self, layout: ModelLayout, geometry: CacheGeometry, blocks: int, device: torch.device | str = "cpu"
+        self,
+        layout: ModelLayout,
+        geometry: CacheGeometry,
+        blocks: int,
+        device: torch.device | str = "cpu",
+        pinned: bool = False,
     ) -> None:
         self.layout = layout
         self.geometry = geometry
@@ -45,9 +52,8 @@ class Arena:
         self.device = torch.device(device)
         self._groups: dict[str, GroupGeometry] = {group.spec.name: group for group in geometry.groups}
         self._check()
-        whole = _allocate((blocks, row_bytes(geometry)), self.device)
+        whole = self.rows = _allocate((blocks, row_bytes(geometry)), self.device, pinned)
         self.data = whole[:, : geometry.block_bytes]
-        self._whole = whole
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: whole}
         self._entries: dict[int, tuple[torch.Tensor, ...]] = {}
 
@@ -85,7 +91,7 @@ class Arena:
     def _as(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the whole memory as [blocks, stride / itemsize] of `dtype`."""
         if dtype not in self._typed:
-            self._typed[dtype] = self._whole.view(dtype)
+            self._typed[dtype] = self.rows.view(dtype)
         return self._typed[dtype]
 
     def gather_states(self, ids: torch.Tensor) -> torch.Tensor:
@@ -129,7 +135,7 @@ class Arena:
     @property
     def bytes(self) -> int:
         """Bytes that the memory takes on the device."""
-        return self._whole.nbytes
+        return self.rows.nbytes
 
     @property
     def state_blocks(self) -> int:
@@ -139,17 +145,18 @@ class Arena:
     def copy_blocks(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy whole blocks, int64 [k] to int64 [k]; every source is read before any destination is written."""
         if len(source):
-            self.data.index_copy_(0, destination, self.data.index_select(0, source))
+            rows = self._as(torch.int64)  # eight bytes at a time: rows are multiples of that
+            rows.index_copy_(0, destination, rows.index_select(0, source))
 
 
-def _allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+def _allocate(shape: tuple[int, int], device: torch.device, pinned: bool) -> torch.Tensor:
     """Memory as it is.
 
     Raises:
         ConfigError: There is none.
     """
     try:
-        return torch.empty(shape, dtype=torch.uint8, device=device)
+        return torch.empty(shape, dtype=torch.uint8, device=device, pin_memory=pinned)
     except (RuntimeError, MemoryError) as error:
         size, reason = format_bytes(shape[0] * shape[1]), str(error).strip().partition("\n")[0]
         raise ConfigError(f"there is no room for a cache of {size} on {device}: lower --memory ({reason})") from error
