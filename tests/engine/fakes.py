@@ -120,9 +120,6 @@ class FakeDevice:
         if error is not None:
             raise error
 
-    def copy_blocks(self, pairs: NDArray[np.int32]) -> None:
-        self._copy(pairs[:, 0], pairs[:, 1])
-
     def read_objects(self, ranges: Sequence[BlockRange]) -> Sequence[memoryview]:
         return [memoryview(self._entries(asked)[self._places(asked)][: asked.tokens].tobytes()) for asked in ranges]
 

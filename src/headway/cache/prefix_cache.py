@@ -200,9 +200,11 @@ class PrefixCache(Guarded):
         name = self._namespaces.name(namespace)
         return None if isinstance(name, bytes) else name
 
-    @guarded
     def namespace_digest(self, namespace: int) -> bytes | None:
-        """A digest of a known namespace's name, which is the same in every process; None if the name is forgotten."""
+        """A digest of a known namespace's name, which is the same in every process; None if the name is forgotten.
+
+        May be called by what `spill` calls.
+        """
         name = self._namespaces.name(namespace)
         return None if name is None else digest_of(name)
 

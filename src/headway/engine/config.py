@@ -114,7 +114,7 @@ DEFAULT_WAIT_TOKENS = 256
 """About what a step takes besides its tokens: to wait for fewer would cost more than to compute them."""
 
 _MODEL, _CACHE, _TIERS = "Model", "Cache", "Lower tiers of memory"
-)
+_DRAFTS, _LIMITS = "Speculative decoding", "Batches and limits"
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ class Fetched:
         loaded: The objects; None if none were fetched.
         declined: Tokens that tiers have, where computing costs less than fetching them; 0 if none.
         losses: What was to be fetched and was not.
+        floor: The objects have what lies behind so many tokens: a request must have these.
     """
 
     loaded: Loaded | None = None
     declined: int = 0
     losses: tuple[BelowLoss, ...] = ()
+    floor: int = 0
 
     @property
     def position(self) -> int:

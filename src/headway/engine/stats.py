@@ -16,7 +16,8 @@ __all__ = [
     "Distribution",
     "EngineCounters",
     "EngineSnapshot",
-    "EngineSurvey", "LowerStats",
+    "EngineSurvey",
+    "LowerStats",
     "Observer",
     "RequestView",
 ]

@@ -283,7 +283,7 @@ class BlockRange:
         first: First token; of a state its position.
         stop: Behind the last token; of a state its position as well.
         blocks: int32, block ids of the block indices [first // span, ceil(stop / span)) of the group's table; of a
-            state its blocks, in order.
+            state its blocks, in order. Where -1 stands for one, what it would hold is not written.
         host: Whether they are blocks of host memory, and not of the device.
     """
 

@@ -102,7 +102,9 @@ class LowerTiers:
 
     def fetch(self, prompt: Prompt, hit: Hit, done: Callable[[Fetched], None]) -> Fetch | None:
         """Fetch what object tiers have more of `prompt`; None if that is nothing. See `ObjectReader.start`."""
-        return None if self._reader is None else self._reader.start(prompt, self.known(prompt, hit), done)
+        if self._reader is None or self.moves is None:
+            return None
+        return self._reader.start(prompt, self.moves.floor(hit.tokens), self.known(prompt, hit), done)
 
     def has_room(self, prompt: Prompt, hit: Hit, fetched: Fetched | None) -> bool:
         """Whether what would be read back for `prompt` has room now; what has none waits, or is computed."""
@@ -140,7 +142,8 @@ class LowerTiers:
         found = self._in_host(prompt, hit)
         there = max(hit.tokens, 0 if found is None else found.tokens)
         losses = tuple(loss for loss in fetched.losses if loss.position > there)
-        if fetched.position > max(there, least - 1):
+        covered = self.moves is not None and fetched.floor <= self.moves.floor(hit.tokens)
+        if covered and fetched.position > max(there, least - 1):
             return self._from_objects(prompt, hit, least, fetched, losses)
         declined = fetched.declined if fetched.declined > there else 0
         if self.host is not None and found is not None and found.tokens >= least:

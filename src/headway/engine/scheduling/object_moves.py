@@ -39,6 +39,10 @@ class ObjectMoves:
     geometry: CacheGeometry
     executor: Executor
 
+    def floor(self, position: int) -> int:
+        """The first position of all blocks that a lease which resumes at `position` has for itself."""
+        return min((position // table.span * table.span for table in self.geometry.prefix_tables), default=position)
+
     def read(self, spans: Sequence[Span], held: HeldBlocks, *, host: bool) -> dict[Span, memoryview]:
         """The objects `spans` of a place, from the blocks that it needs, of the device or of host memory."""
         parts = dict(zip(held.tables, held.parts, strict=True))
@@ -56,8 +60,11 @@ class ObjectMoves:
     def write(self, pieces: Sequence[Piece], step: Step, tables: Sequence[Ids], row: int) -> None:
         """Write objects to the blocks of a lease, in its first step, and to the checkpoint that the step leaves.
 
+        Nothing needs to be copied before: all blocks of the step are written from their start.
+
         Args:
-            pieces: The objects; tokens of theirs outside the step are left out.
+            pieces: The objects, those of prefixes from `floor` of the step's start on or before; blocks of theirs that
+                are not the step's are left out.
             step: From `PrefixCache.lease_below`.
             tables: The cache's block tables.
             row: The lease's row.
@@ -80,6 +87,4 @@ class ObjectMoves:
                 ids[low - first : high - first] = tables[table.index][row, low:high]
                 ranges.append(BlockRange(piece.group, piece.first, piece.stop, ids))
                 data.append(piece.data)
-        if len(step.copies):
-            self.executor.copy_blocks(step.copies)
         self.executor.write_objects(ranges, data)

@@ -75,19 +75,19 @@ class ObjectReader:
     name: Callable[[int], Namespace | None]
     post: Callable[[Callable[[], None]], object] = lambda call: call()
 
-    def start(self, prompt: Prompt, floor: int, done: Callable[[Fetched], None]) -> Fetch | None:
-        """Fetch what tiers have of `prompt` behind the first `floor` tokens.
+    def start(self, prompt: Prompt, floor: int, known: int, done: Callable[[Fetched], None]) -> Fetch | None:
+        """Fetch what tiers have of `prompt` behind its first `known` tokens, with all that lies behind `floor`.
 
         Returns:
             The wait; None where there is nothing to wait for, and `done` is not called.
         """
         name, limit = self.name(prompt.namespace), len(prompt.tokens) - 1
-        if name is None or floor >= limit:
+        if name is None or known >= limit:
             return None
         fetch = Fetch(done)
 
         def searched() -> None:
-            if fetch.done is not None and not self._fetch(fetch, name, prompt, floor):
+            if fetch.done is not None and not self._fetch(fetch, name, prompt, floor, known):
                 fetch.end(Fetched())
 
         def answered() -> None:
@@ -95,36 +95,37 @@ class ObjectReader:
 
         if self.objects.search(name, prompt.data, floor, limit, answered):
             return fetch
-        return fetch if self._fetch(fetch, name, prompt, floor) else None
+        return fetch if self._fetch(fetch, name, prompt, floor, known) else None
 
-    def _fetch(self, fetch: Fetch, name: Namespace, prompt: Prompt, floor: int) -> bool:
+    def _fetch(self, fetch: Fetch, name: Namespace, prompt: Prompt, floor: int, known: int) -> bool:
         """Begin to fetch the place that saves most time. Returns whether there is something to wait for."""
-        places = self.objects.find(name, prompt.data, floor, len(prompt.tokens) - 1)
+        found = self.objects.find(name, prompt.data, floor, len(prompt.tokens) - 1)
+        places = [place for place in found if place.position > known]
         if not places:
             return False
-        best = max(places, key=lambda place: (self._gain(place, floor), place.position))
-        if self._gain(best, floor) <= 0:
+        best = max(places, key=lambda place: (self._gain(place, known), place.position))
+        if self._gain(best, known) <= 0:
             self.post(lambda: fetch.end(Fetched(declined=places[-1].position)))
             return True
 
         def ended(loaded: Loaded) -> None:
             losses = tuple(_loss(best.position, failure) for failure in loaded.failures[:1])
-            if not self.post(lambda: fetch.end(Fetched(loaded, losses=losses))):
+            if not self.post(lambda: fetch.end(Fetched(loaded, losses=losses, floor=floor))):
                 loaded.release()
 
-        fetch.load = self.objects.load(best, floor, ended, self._patience(best, floor))
+        fetch.load = self.objects.load(best, floor, ended, self._patience(best, known))
         return True
 
-    def _gain(self, place: Place, floor: int) -> float:
+    def _gain(self, place: Place, known: int) -> float:
         """Seconds that fetching a place saves; while computing was not measured, what it saves of compute."""
-        saved = self.cost.between(floor, place.position)
+        saved = self.cost.between(known, place.position)
         return saved if self.rates.per_compute is None else saved * self.rates.per_compute - place.seconds
 
-    def _patience(self, place: Place, floor: int) -> float:
+    def _patience(self, place: Place, known: int) -> float:
         """Seconds to wait for a place: no longer than computing would take."""
         if self.rates.per_compute is None:
             return _LONGEST_SECONDS
-        computing = self.cost.between(floor, place.position) * self.rates.per_compute
+        computing = self.cost.between(known, place.position) * self.rates.per_compute
         return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, computing))
 
 

@@ -83,7 +83,7 @@ class ObjectWriter:
         return len(self._waiting)
 
     def name(self, namespace: int) -> Namespace | None:
-        """A namespace as tiers know it: by a digest, as names are long and nobody's business; None if it is forgotten."""
+        """A namespace as tiers know it: by a digest, as names are long and private; None if it is forgotten."""
         digest = self.caches[0].namespace_digest(namespace)
         return None if digest is None else ("", "", digest.hex())
 

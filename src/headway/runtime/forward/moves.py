@@ -57,10 +57,6 @@ class BlockMover:
         self.shares: Mapping[str, GroupShare] = {share.group.name: share for share in shares}
         self._groups = {group.spec.name: group for group in arena.geometry.groups}
 
-    def copy(self, pairs: Int32s) -> None:
-        """Copy whole blocks of the device (see `headway.engine.executor.Executor.copy_blocks`)."""
-        self.arena.copy_blocks(*(torch.from_numpy(pairs[:, i].astype(np.int64)).to(self.arena.device) for i in (0, 1)))
-
     def move(self, out: Int32s, back: Int32s) -> None:
         """Copy whole blocks to host memory, then others back (see `headway.engine.executor.Executor.move_blocks`)."""
         if len(out) == len(back) == 0:
