@@ -38,6 +38,7 @@ from headway.engine.stats import (
     EngineCounters,
     EngineSnapshot,
     EngineSurvey,
+    LowerStats,
     Observer,
     RequestView,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "EngineSnapshot",
     "EngineStoppedError",
     "EngineSurvey",
+    "LowerStats",
     "Executor",
     "FairQueue",
     "GenerationRequest",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
+from headway.engine.tier_options import TierOptions
 from headway.errors import ConfigError
 from headway.option_records import Written, option
 from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule, require_ranks, require_stripes
@@ -113,18 +114,18 @@ def _kinds(text: str) -> tuple[str, ...]:
 DEFAULT_WAIT_TOKENS = 256
 """About what a step takes besides its tokens: to wait for fewer would cost more than to compute them."""
 
-_MODEL, _CACHE, _TIERS = "Model", "Cache", "Lower tiers of memory"
-_DRAFTS, _LIMITS = "Speculative decoding", "Batches and limits"
+_MODEL, _CACHE, _DRAFTS, _LIMITS = "Model", "Cache", "Speculative decoding", "Batches and limits"
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine computes and what it keeps: options of `headway serve`, each with what it means, and four more.
+    """How an engine computes and what it keeps: options of `headway serve`, each with what it means, and five more.
 
     Attributes:
         memory: Bytes for the block pool, of every rank; None chooses from what the device has free.
         placement: See `headway.cache.CacheConfig`. The ends of answers need not lie on `checkpoint_alignment`.
         parallel: The ranks that compute.
+        tiers: What lies below the memory of the cache.
         step_price: For a model that continues token by token only: how many tokens of a prompt, computed in one piece,
             take as long as one such step. Its prompts are computed in one step, and so are limited by
             `max_batched_tokens` less one token for each of the other running requests. None for all other models.
@@ -181,58 +182,6 @@ class EngineConfig:
     max_batched_tokens: Annotated[int, option(_LIMITS, "Most tokens computed in one step.")] = 2048
     max_running: Annotated[int, option(_LIMITS, "Most requests that run at once.")] = 64
     max_waiting: Annotated[int, option(_LIMITS, "Most requests that wait; more are refused.")] = 1024
-    host_memory: Annotated[
-        int | None,
-        option(
-            _TIERS,
-            "Host memory, such as 80GiB, of every rank: what the cache's own memory has no room for is kept there and "
-            "copied back.",
-        ),
-        Written(partial(parse_bytes, option="--host-memory")),
-    ] = None
-    disk: Annotated[
-        str | None,
-        option(
-            _TIERS,
-            "A folder and the most that it may hold, such as /var/cache/headway:200GiB: kept over restarts, and shared "
-            "by the servers of one machine.",
-        ),
-    ] = None
-    store: Annotated[
-        str | None,
-        option(
-            _TIERS,
-            "A store that several servers share: valkey://HOST:PORT, rediss://USER:PASSWORD@HOST:PORT for TLS, or "
-            "s3://BUCKET/PREFIX.",
-        ),
-    ] = None
-    store_size: Annotated[
-        int | None,
-        option(
-            _TIERS,
-            "Most bytes that this server keeps in the store; by default the store's own limit is the only one.",
-        ),
-        Written(partial(parse_bytes, option="--store-size")),
-    ] = None
-    store_key: Annotated[
-        str | None,
-        option(
-            _TIERS,
-            "File with the key of the digests under which everything is filed: the same one for all servers of a "
-            "store. By default one is made beside the disk's folder.",
-        ),
-    ] = None
-    tier_write: Annotated[
-        str,
-        option(
-            _TIERS,
-            "When a checkpoint is written to disk and store: through (when it is taken), selective (when a request "
-            "comes back to it) or back (when memory gives it up).",
-        ),
-    ] = "through"
-    tier_grace: Annotated[
-        float, option(_TIERS, "Seconds that a server which stops takes to write what is worth it.")
-    ] = 10.0
     wait_tokens: Annotated[
         int,
         option(
@@ -242,6 +191,7 @@ class EngineConfig:
         ),
     ] = DEFAULT_WAIT_TOKENS
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    tiers: TierOptions = field(default_factory=TierOptions)
     step_price: float | None = None
     max_retries: int = 2
     check: bool = False

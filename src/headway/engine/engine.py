@@ -495,7 +495,7 @@ class Engine:
             handle.fail(error)
         wake_readers(handle for _, handle in left)
         if self._scheduler.lower is not None:
-            self._scheduler.lower.close(self.config.tier_grace if self._failure is None else 0.0)
+            self._scheduler.lower.close(self.config.tiers.tier_grace if self._failure is None else 0.0)
         self._executor.close()
 
     def _post(self, command: Callable[[], None]) -> bool:

@@ -20,12 +20,12 @@ from headway.engine.errors import RanksLostError
 from headway.engine.scheduling.object_moves import ObjectMoves
 from headway.tiers import Namespace, ObjectTiers, Rates
 
-__all__ = ["WRITES", "ObjectWriter"]
+__all__ = ["ObjectWriter"]
 
 logger = logging.getLogger(__name__)
 
-WRITES = ("through", "selective", "back")
-"""When something is written, the default first."""
+
+
 _MOST_WAITING = 4096
 """Checkpoints that wait to be read, more than which nobody has time for: the oldest are given up."""
 Ids = NDArray[np.int32]
@@ -57,7 +57,7 @@ class ObjectWriter:
         objects: Where it is written.
         moves: Reads blocks.
         rates: What computing takes, for what a checkpoint is worth.
-        when: One of `WRITES`.
+        when: `through`, `selective` or `back`.
         counters: What became of it.
     """
 
