@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headway.tiers.objects import Manifest, ObjectLayout, PathDigests, Stretch
@@ -43,6 +42,7 @@ class Entry:
         worth: Expected seconds that keeping it saves.
         priority: Its place in the queue for eviction; the lowest goes.
         present: It has not been dropped.
+        withdrawn: Its objects are to be removed when nothing holds it any more.
     """
 
     folder: str
@@ -55,6 +55,7 @@ class Entry:
     worth: float = 0.0
     priority: float = 0.0
     present: bool = True
+    withdrawn: bool = False
 
     def usable(self, now: float) -> bool:
         """Whether it can be loaded now."""
@@ -103,6 +104,7 @@ class Catalogue:
         self.evictions = 0
         self._layout = layout
         self._points: dict[tuple[str, bytes], _Point] = {}
+        self._entries: dict[tuple[str, bytes], Entry] = {}
         self._queue: list[tuple[float, int, Entry]] = []
         self._price = 0.0
         self._serial = itertools.count()
@@ -138,14 +140,13 @@ class Catalogue:
         point = self._points.get((folder, before))
         return point.checkpoints.get(position, {}).get(tokens) if point else None
 
-    def entries(self, folder: str | None = None) -> Iterator[Entry]:
+    def entries(self, folder: str | None = None) -> list[Entry]:
         """Everything that is held, or everything of a namespace."""
-        for (place, _), point in list(self._points.items()):
-            if folder in (None, place):
-                if point.stretch:
-                    yield point.stretch
-                for entries in point.checkpoints.values():
-                    yield from entries.values()
+        return [entry for (place, _), entry in self._entries.items() if folder in (None, place)]
+
+    def entry(self, folder: str, digest: bytes) -> Entry | None:
+        """What is held under a digest."""
+        return self._entries.get((folder, digest))
 
     def idle(self) -> list[Entry]:
         """Stretches that nothing is behind, where they are of no use alone."""
@@ -173,6 +174,7 @@ class Catalogue:
             entry.worth = record.worth
             self.checkpoints += 1
         self.used += entry.record.size if entry.own else 0
+        self._entries[folder, record.digest] = entry
         self.rank(entry)
         return entry
 
@@ -181,16 +183,24 @@ class Catalogue:
         entry.priority = self._price + entry.worth / max(1, self._freed(entry))
         self._enqueue(entry)
 
-    def release(self, entry: Entry) -> list[Entry]:
-        """Undo one of an entry's `holds`; returns the stretches that stood only for it."""
+    def release(self, entry: Entry, written: bool = False) -> list[Entry]:
+        """Undo one of an entry's `holds`; returns what waited for that to be removed.
+
+        After a write, a stretch that nothing was written behind goes too.
+        """
         gone: list[Entry] = []
         entry.holds -= 1
-        if not entry.holds and entry.present and isinstance(entry.record, Stretch):
-            self._prune(entry.folder, entry.record.digest, gone)
+        if entry.withdrawn and not entry.holds:
+            gone.append(entry)
+        if written and not entry.holds and entry.present and isinstance(entry.record, Stretch):
+            self._prune(entry.folder, entry.record.digest, gone, keep=False)
         return gone
 
-    def drop(self, entry: Entry) -> list[Entry]:
-        """Take an entry out, and stretches that nothing is left behind; returns all that went, the deepest first."""
+    def drop(self, entry: Entry, keep: bool = False) -> list[Entry]:
+        """Take an entry out, and stretches that nothing is left behind; returns all that went, the deepest first.
+
+        Where `keep` is true such stretches stay, first in line for eviction: a checkpoint was lost, and comes again.
+        """
         gone: list[Entry] = []
         if not entry.present:
             return gone
@@ -198,14 +208,14 @@ class Catalogue:
         if isinstance(record, Stretch):
             self._points[folder, record.digest].stretch = None
             self._went(entry, gone)
-            self._prune(folder, record.digest, gone)
+            self._prune(folder, record.digest, gone, keep)
         else:
             point = self._points[folder, record.before]
             del point.checkpoints[record.position][record.tokens]
             if not point.checkpoints[record.position]:
                 del point.checkpoints[record.position]
             self._went(entry, gone)
-            self._prune(folder, record.before, gone)
+            self._prune(folder, record.before, gone, keep)
         return gone
 
     def evict(self, room: int, capacity: int) -> list[Entry]:
@@ -235,7 +245,7 @@ class Catalogue:
             What went.
         """
         if data is None or digests is None:
-            return [gone for entry in list(self.entries(folder)) for gone in self.drop(entry)]
+            return [gone for entry in self.entries(folder) for gone in self.drop(entry)]
         found = _Forgetting(self, folder, data, digests)
         doomed = found.doomed + [entry for entry in found.along if self._reach(entry) > found.shared]
         return [gone for entry in doomed for gone in self.drop(entry)]
@@ -273,7 +283,7 @@ class Catalogue:
         """Whether it is for eviction to decide about this entry."""
         if isinstance(entry.record, Manifest):
             return entry.own
-        return entry.own and self._layout.resumes_anywhere and self._points[entry.folder, entry.record.digest].leaf
+        return entry.own and self._points[entry.folder, entry.record.digest].leaf
 
     def _reach(self, entry: Entry) -> int:
         """How many first bytes of its path an entry speaks of."""
@@ -300,11 +310,12 @@ class Catalogue:
 
     def _went(self, entry: Entry, gone: list[Entry]) -> None:
         entry.present = False
+        del self._entries[entry.folder, entry.record.digest]
         self.checkpoints -= isinstance(entry.record, Manifest)
         self.used -= entry.record.size if entry.own else 0
         gone.append(entry)
 
-    def _prune(self, folder: str, digest: bytes, gone: list[Entry]) -> None:
+    def _prune(self, folder: str, digest: bytes, gone: list[Entry], keep: bool) -> None:
         """From a point upward: take out stretches that nothing is behind, and points that say nothing."""
         place: bytes | None = digest
         while place is not None:
@@ -312,7 +323,7 @@ class Catalogue:
             if point is None or not point.leaf:
                 return
             if point.stretch is not None:
-                if self._layout.resumes_anywhere:
+                if keep or self._layout.resumes_anywhere:
                     self._enqueue(point.stretch)  # a leaf from now on
                     return
                 if point.stretch.holds:

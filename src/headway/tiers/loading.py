@@ -186,7 +186,6 @@ class Load:
         self._pieces: tuple[Piece, ...] = ()
         self._alarm = Alarm(None)
         self._over = self._released = False
-        self._holds: list[tuple[Tier, Entry]] = []
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Give up. `done` is called soon, with nothing restored, unless it was called already. Any thread."""
@@ -303,7 +302,6 @@ class Loader:
                 return self._aim(load, lower)
             return self.end(load, None)
         load._target, load._limit = place, place.position
-        self._hold(load, place)
         keys = {w.key: w for w in place.wanted}
         for key in [key for key in load._fetches if key not in keys]:
             self._leave(load, key)
@@ -327,6 +325,8 @@ class Loader:
             fetch = self._fetches[key] = _Fetch(wanted, self._staging.take(wanted.reference.length))
             fetch.users.add(load)
             load._fetches[key] = fetch
+            with wanted.tier.lock:
+                wanted.entry.holds += 1
             wanted.tier.fetch(
                 key[1],
                 fetch.buffer,
@@ -403,7 +403,6 @@ class Loader:
         keys = [w.key for w in place.wanted] if place else []
         for key in [key for key in load._fetches if key not in keys]:
             self._leave(load, key)
-        self._unhold(load)
         load._read = [load._fetches[key] for key in keys]
         references = [fetch.wanted.reference for fetch in load._read]
         load._pieces = tuple(
@@ -430,7 +429,12 @@ class Loader:
             fetches = [load._fetches[key] for key in keys if key[0] == name]
             size = sum(fetch.wanted.reference.length for fetch in fetches)
             seconds = max(0.0, max(fetch.at for fetch in fetches) - load._started)
-            fetches[0].wanted.tier.learn(size, seconds)
+            tier = fetches[0].wanted.tier
+            with tier.lock:
+                for entry in {id(f.wanted.entry): f.wanted.entry for f in fetches}.values():
+                    if entry.present:
+                        tier.catalogue.rank(entry)  # it was wanted
+            tier.learn(size, seconds)
             moved.append(Moved(name, size, seconds))
         return tuple(moved)
 
@@ -454,6 +458,11 @@ class Loader:
 
     def _ended(self, key: Key, fetch: _Fetch) -> None:
         fetch.ended = True
+        wanted = fetch.wanted
+        with wanted.tier.lock:
+            names = wanted.tier.names(wanted.tier.catalogue.release(wanted.entry))
+        if names:
+            self._withdraw(wanted.tier, names)
         self._free(key, fetch)
         self._retry()
 
@@ -479,23 +488,3 @@ class Loader:
         failure = Failure(wanted.tier.config.name, Span(r.group, r.first, r.stop), reason)
         if failure not in load._failures:
             load._failures.append(failure)
-
-    def _hold(self, load: Load, place: Place) -> None:
-        before, load._holds = load._holds, list({id(w.entry): (w.tier, w.entry) for w in place.wanted}.values())
-        for tier, entry in load._holds:
-            with tier.lock:
-                entry.holds += 1
-        self._drop_holds(before)
-
-    def _unhold(self, load: Load) -> None:
-        before, load._holds = load._holds, []
-        self._drop_holds(before)
-
-    def _drop_holds(self, holds: Sequence[tuple[Tier, Entry]]) -> None:
-        for tier, entry in holds:
-            with tier.lock:
-                names = tier.names(tier.catalogue.release(entry))
-                if entry.present:
-                    tier.catalogue.rank(entry)  # it was wanted
-            if names:
-                self._withdraw(tier, names)

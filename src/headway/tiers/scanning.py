@@ -94,7 +94,7 @@ class Scanner:
 
     def _entries(self) -> list[Entry]:
         with self._tier.lock:
-            return list(self._tier.catalogue.entries())
+            return self._tier.catalogue.entries()
 
     def _take(self, names: Sequence[str], listed: dict[str, Listed]) -> set[str]:
         """Read some records, and take in those whose objects are there. Returns all names that are spoken for."""

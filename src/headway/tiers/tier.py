@@ -302,7 +302,9 @@ class Tier:
             Names to remove from the store.
         """
         if reason in ("missing", "corrupt"):
-            return self.names(self.catalogue.drop(entry))
+            gone = self.catalogue.drop(entry, keep=True)
+            entry.withdrawn = bool(entry.holds and gone)  # others may still read what is left of it
+            return self.names([each for each in gone if not each.withdrawn])
         if reason != "refused":
             entry.until = time.monotonic() + self.config.retry * min(2**entry.failures, _LONGEST_PAUSE)
             entry.failures += 1

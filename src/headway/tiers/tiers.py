@@ -248,15 +248,13 @@ class ObjectTiers:
         """
         with self._lock:
             folder, digests = self._path(namespace, data)
-            gone = self._drop(folder, data, digests)
-        return self._forgotten(folder, data, digests, gone)
+            return self._forgotten(folder, data, digests, self._drop(folder, data, digests))
 
     def forget_namespace(self, namespace: Namespace) -> Future[None]:
         """Forget a namespace, as `forget` does."""
         with self._lock:
             folder = self._folder(namespace)
-            gone = self._drop(folder, None, None)
-        return self._forgotten(folder, None, None, gone)
+            return self._forgotten(folder, None, None, self._drop(folder, None, None))
 
     def reset(self) -> Future[None]:
         """Forget everything of this layout, what other servers wrote included, as `forget` does."""
@@ -266,7 +264,7 @@ class ObjectTiers:
             for folder in folders:
                 for name, names in self._drop(folder, None, None).items():
                     gone[name] += names
-        return self._forgotten(self._root, None, None, gone)
+            return self._forgotten(self._root, None, None, gone)
 
     # ---- the rest
 

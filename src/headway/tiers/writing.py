@@ -243,10 +243,8 @@ class Writer:
         finally:
             with self._tier.lock:
                 gone = [g for entry in fresh if not entry.whole for g in self._tier.catalogue.drop(entry)]
-                gone += [g for entry in held for g in self._tier.catalogue.release(entry)]
-                kept = set(self._tier.names([entry for entry in fresh if entry.present]))
-                useless = {name for name in written if name not in kept}
-                useless.update(self._tier.names([entry for entry in gone if entry.whole]))
+                gone += [g for entry in held for g in self._tier.catalogue.release(entry, written=True)]
+                useless = {*(written if reason else ()), *self._tier.names([entry for entry in gone if entry.whole])}
                 write.tiers -= 1
                 last = write.tiers == 0
             if reason:
@@ -364,6 +362,9 @@ class Writer:
                     tier.call(partial(tier.store.write, name, body))
 
     def _remove(self, names: Sequence[str]) -> None:
+        """Remove names, but for those that a new entry of the same content has by now."""
+        with self._tier.lock:
+            names = [name for name in names if not self._used(name)]
         try:
             self._tier.call(lambda: self._tier.store.remove(names))
         except StoreError as error:
@@ -385,6 +386,11 @@ class Writer:
         for start in range(0, len(names), _READ_AT_ONCE):
             some = names[start : start + _READ_AT_ONCE]
             tier.call(partial(tier.store.remove, some))
+
+    def _used(self, name: str) -> bool:
+        parsed = parse_name(name)
+        entry = self._tier.catalogue.entry(parsed.folder, parsed.digest) if parsed else None
+        return entry is not None and (not entry.whole or name in self._tier.names([entry]))
 
     def _record_name(self, entry: Entry) -> str:
         return self._tier.names([entry])[0]
