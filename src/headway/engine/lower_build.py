@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from headway.cache import PrefixCache
@@ -21,7 +22,12 @@ _SHORTEST, _LONGEST = 64, 4096
 
 
 def lower_tiers(
-    cache: PrefixCache, executor: Executor, options: TierOptions, host_blocks: int, identity: bytes, label: str
+    cache: PrefixCache,
+    executor: Executor,
+    options: TierOptions,
+    host_blocks: int,
+    identity: Callable[[], bytes],
+    label: str,
 ) -> LowerTiers | None:
     """What lies below a device's cache, as the options say; None if nothing does.
 
@@ -30,7 +36,7 @@ def lower_tiers(
         executor: Has room for the cache, and `host_blocks` blocks in host memory.
         options: The options.
         host_blocks: Blocks in host memory, 0 for none.
-        identity: Of the weights of the model and its drafter, and of all else that changes what entries hold.
+        identity: Tells the weights of the model and its drafter apart from all others; asked where something is filed.
         label: What people call the model.
 
     Raises:
@@ -39,7 +45,7 @@ def lower_tiers(
     host = HostTier.beside(cache, host_blocks, executor.move_blocks) if host_blocks else None
     if not options.below:
         return None if host is None else LowerTiers(cache, host)
-    layout = _layout(cache, executor, identity, label)
+    layout = _layout(cache, executor, identity(), label)
     folder = None if options.disk is None else disk_place(options.disk)[0]
     key = store_key(Path(options.store_key) if options.store_key else None, folder)
     tiers = [] if options.disk is None else [open_disk(options.disk)]

@@ -16,7 +16,7 @@ def tier_metrics(now: EngineSnapshot, block_bytes: int) -> Iterator[Metric]:
     """What lies below and what was moved; nothing where nothing lies below."""
     if (lower := now.lower) is None:
         return
-    loaded = {name: 0 for name in _names(lower)} | dict(now.counters.loaded_tokens)
+    loaded = dict.fromkeys(_names(lower), 0) | dict(now.counters.loaded_tokens)
     yield _by_tier(CounterMetricFamily, "loaded_tokens", "Tokens read back instead of computed.", loaded)
     yield GaugeMetricFamily(
         "headway_requests_loading", "Requests that wait for what disks and stores have.", value=now.loading

@@ -145,11 +145,13 @@ class Explanation:
             reason = Reason.TIER_MISSED if one.missed else Reason.TIER_FAILED
             losses = _overwritten(losses, Loss(reason, start, min(one.position, self.prompt_tokens), one))
         if start > self.hit_tokens:
-            nothing, parted = Reason.NOTHING_MATCHED, Reason.PARTED
-            kept = [loss for loss in losses if loss.stop > start]
+            last = Reason.LAST_TOKEN if start == self.prompt_tokens - 1 else Reason.PARTED
             losses = tuple(
-                loss._replace(start=max(loss.start, start), reason=parted if loss.reason is nothing else loss.reason)
-                for loss in kept
+                loss._replace(
+                    start=max(loss.start, start), reason=last if loss.reason is Reason.NOTHING_MATCHED else loss.reason
+                )
+                for loss in losses
+                if loss.stop > start
             )
         matched = max([self.matched, start, below.declined, *(loss.position for loss in below.losses)])
         return replace(self, matched=matched, losses=losses, loaded_tokens=start - self.hit_tokens)

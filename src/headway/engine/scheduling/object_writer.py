@@ -25,7 +25,6 @@ __all__ = ["ObjectWriter"]
 logger = logging.getLogger(__name__)
 
 
-
 _MOST_WAITING = 4096
 """Checkpoints that wait to be read, more than which nobody has time for: the oldest are given up."""
 Ids = NDArray[np.int32]
