@@ -351,9 +351,11 @@ class ObjectTiers:
         self, folder: str, digests: PathDigests, data: bytes, floor: int, limit: int, there: frozenset[Key]
     ) -> list[Place]:
         size, now = self.layout.stretch, time.monotonic()
-        limit = min(limit, digests.tokens - self.layout.lookahead)
+        end = digests.tokens - self.layout.lookahead
+        limit = min(limit, end)
         asked = [tier for tier in self._tiers if tier.usable or there]
-        paths = {tier: tier.catalogue.path(folder, digests, floor, limit) for tier in asked}
+        far = end if self.layout.resumes_anywhere else limit  # a checkpoint behind the limit serves it then
+        paths = {tier: tier.catalogue.path(folder, digests, floor, far) for tier in asked}
         finder = _Finder(paths, there, now)
 
         def find(floor: int, limit: int, there: frozenset[Key]) -> list[Place]:
@@ -379,7 +381,7 @@ class ObjectTiers:
                 own = finder.checkpoint(position)
                 if own is not None:
                     linked = len(finder.chain)
-                    places.append(place(position, own[0], linked, own[1]))
+                    places.append(place(min(position, limit), own[0], linked, own[1]))
         return places
 
     def _lacking(self, folder: str, digests: PathDigests, position: int) -> list[Span]:
