@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from headway.tiers.opening import disk_place, open_disk, open_store
 
 __all__ = ["lower_tiers"]
 
+logger = logging.getLogger(__name__)
+
 _OBJECT_BYTES = 4 << 20
 """Bytes of the prefix groups of one stretch, about: files of a few MiB cost little besides their bytes."""
+_SCAN_SECONDS = 10.0
+"""Longest time that a start waits until a disk was looked through, so that the first request finds what is there."""
 _SHORTEST, _LONGEST = 64, 4096
 """Tokens of a stretch."""
 
@@ -51,6 +56,8 @@ def lower_tiers(
     tiers = [] if options.disk is None else [open_disk(options.disk)]
     tiers += [] if options.store is None else [open_store(options.store)]
     objects = ObjectTiers(layout, key, tiers)
+    if not objects.scanned(_SCAN_SECONDS):
+        logger.info("%s is still being looked through: what it holds is found as that goes on", folder)
     return LowerTiers(cache, host, objects, ObjectMoves(cache.geometry, executor), options.tier_write)
 
 
