@@ -121,7 +121,8 @@ def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = la
     host = _host_blocks(config, cache.geometry)
     if drafter is not None:
         progress("measuring what a draft costs")
-    whole = _Model(loaded.name, loaded.layout, loaded.tokenizer, end_tokens(loaded), check, str(loaded.folder or loaded.name))
+    source = str(loaded.folder or loaded.name)
+    whole = _Model(loaded.name, loaded.layout, loaded.tokenizer, end_tokens(loaded), check, source)
     grammars = whole.grammars(config)
     speculator, measured = speculator_of(drafts, runner, drafter, config.max_running, grammars=grammars)
     return whole.on(cache, LocalExecutor(runner, speculator, grammars, host), config, measured, grammars)

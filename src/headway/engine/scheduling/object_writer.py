@@ -20,7 +20,7 @@ from headway.engine.errors import RanksLostError
 from headway.engine.scheduling.object_moves import ObjectMoves
 from headway.tiers import Namespace, ObjectTiers, Rates
 
-__all__ = ["ObjectWriter"]
+__all__ = ["ObjectWriter", "WriterCounters"]
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from headway.engine.request import RunningRequest
 
-__all__ = ["FairQueue", "Queued", "WaitingRequests"]
+__all__ = ["Cancellable", "FairQueue", "Queued", "WaitingRequests"]
 
 
 class Queued(Protocol):

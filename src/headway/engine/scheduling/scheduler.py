@@ -10,7 +10,7 @@ have and run *alone* until they are past the place of the failure, so that a req
 from those that were with it: only a failure alone counts against a request.
 
 A request that would compute what a running prefill is about to compute waits behind that one instead, and others pass
-(`_hold`). It waits for a position at which it can resume; where the two part far behind a planned checkpoint, the one
+(`headway.engine.scheduling.gate`). It waits for a position at which it can resume; where the two part far behind a planned checkpoint, the one
 that runs takes the junction that the other would have taken. Only a prefill that has come at least as far as the
 request's own hit is waited for, so that waiting takes no longer than computing. Whoever waits is let go when the
 position is computed, and when the one it waits for gives way, fails or ends. Rejected: reading in a step what another
@@ -43,14 +43,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Hit, PrefixCache, Prompt
+from headway.cache import PrefixCache, Prompt
 from headway.engine.config import EngineConfig
 from headway.engine.errors import NotFiniteError, RanksLostError, RequestFailedError
-from headway.engine.fetched import Fetched
 from headway.engine.request import Delta, RunningRequest, Update
-from headway.engine.scheduling.admission import fits_beside, leader_of
 from headway.engine.scheduling.drafts import DraftPlanner
-from headway.engine.scheduling.lower import Begun, LowerTiers
+from headway.engine.scheduling.gate import Gate
+from headway.engine.scheduling.lower import LowerTiers
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.scheduling.step import ScheduledStep, scheduled_step
 from headway.engine.stats import EngineCounters
@@ -95,9 +94,7 @@ class Scheduler:
         self._waiting = WaitingRequests()
         self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
-        self._closed_for_admission = False
-        self._epoch = 0
-        """Grows with what may let in a request that was found not to fit: prompts computed, requests gone."""
+        self._gate = Gate(cache, config, self._waiting, self.running, self._answering, lower, long_rope)
         self._news: list[Update] = []
         self._forgotten: list[str] = []
 
@@ -232,7 +229,7 @@ class Scheduler:
         request.take_scores(start, answer.scored)
         request.observed = start + pending
         if pending > 1 or start < request.prompt_length:
-            self._epoch += 1
+            self._gate.epoch += 1
         if answer.tokens:
             told = self._take_tokens(request, answer)
             kept = min(kept, pending + told - 1)
@@ -348,14 +345,7 @@ class Scheduler:
         for request in self.running:
             if request.alone:
                 return request
-        while (head := self._queue.peek()) is not None and head.alone and self._has_place(head):
-            head.hit = self.cache.lookup(self._prompt(head))
-            if not self._fits(head, head.hit):
-                return None
-            admitted = self._admit()
-            if admitted is not None and admitted.alone:
-                return admitted
-        return None
+        return self._admit_next(alone=True)
 
     def _wanted(self, request: RunningRequest) -> int:
         """Tokens up to where its next chunk should stop: one, if it is a chunk that its model cannot continue by.
@@ -375,89 +365,7 @@ class Scheduler:
         """Whether the model continues token by token only."""
         return self._config.step_price is not None
 
-    def _admit_next(self) -> RunningRequest | None:
-        """Admit the next request that may run beside others, or None if there is none now."""
-        while (head := self._queue.peek()) is not None and not head.alone and self._has_place(head):
-            hit = head.hit = self.cache.lookup(self._prompt(head))
-            if self._fetch(head, hit) or self._hold(head, hit):
-                continue
-            if not self._fits(head, hit):
-                break
-            if (admitted := self._admit()) is not None:
-                return admitted
-        return None
-
-    def _has_place(self, request: RunningRequest) -> bool:
-        """Whether a request could be admitted now if its tokens fit."""
-        full = self._closed_for_admission or len(self.running) >= self._config.max_running
-        return not self.running or not (full or request.refused_epoch == self._epoch)
-
-    def _hold(self, request: RunningRequest, hit: Hit) -> bool:
-        """Let the head of the queue wait for a running prefill that is about to compute what it needs, if there is one.
-
-        Returns whether it waits. Who has been running before does not.
-        """
-        least = self._config.wait_tokens
-        if least == 0 or self._single_steps or request.cached_tokens is not None or request.unscored(0):
-            return False
-        prefills = [r for r in self.running if not self._answering(r)]
-        if (found := leader_of(self.cache, hit, prefills, least)) is None:
-            return False
-        leader, position = found
-        if self.lower is not None and position - self.lower.known(self._prompt(request), hit) < least:
-            return False
-        assert leader.lease is not None
-        self.cache.keep_at(leader.lease.row, position)
-        self._queue.pop()
-        self._waiting.hold(request, leader, position)
-        request.waited_from = hit.tokens if request.waited_from is None else request.waited_from
-        return True
-
-    def _fetch(self, request: RunningRequest, hit: Hit) -> bool:
-        """Let the head of the queue wait for what disks and stores have of its prompt. Returns whether it waits."""
-        if self.lower is None or request.fetched is not None or self._least_hit(request, hit) > request.known:
-            return False
-
-        def fetched(what: Fetched) -> None:
-            request.fetched = what
-            self._waiting.loaded(request)
-            self._epoch += 1
-
-        fetch = self.lower.fetch(self._prompt(request), hit, fetched)
-        if fetch is None:
-            request.fetched = Fetched()
-            return False
-        self._queue.pop()
-        self._waiting.wait_for(request, fetch)
-        return True
-
-    def _fits(self, request: RunningRequest, hit: Hit) -> bool:
-        """Whether the known tokens of all that run fit into the pool beside this request's."""
-        if not self.running:
-            return True
-        held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        used = hit.tokens if hit.tokens >= self._least_hit(request, hit) else 0
-        fits = fits_beside(self.cache, held, request.known, used)
-        fits = fits and (self.lower is None or self.lower.has_room(hit.prompt, hit, request.fetched))
-        request.refused_epoch = None if fits else self._epoch
-        return fits
-
-    def _least_hit(self, request: RunningRequest, hit: Hit) -> int:
-        """Tokens from which on a hit is used; more than there are where it hides log probabilities that are wanted."""
-        if request.unscored(0) and not request.unscored(hit.tokens):
-            return request.known + 1
-        return self._config.least_hit(request.known)
-
-    def _prompt(self, request: RunningRequest) -> Prompt:
-        """What the cache is asked for. Entries of the long set of frequencies are in a namespace of their own."""
-        of_set = "long-rope" if self._begins_long(request) else ""
-        return request.cache_prompt(self.cache.namespace(of_set, salt=request.request.salt))
-
     # -- two sets of rotary frequencies -----------------------------------------------------------------------------
-
-    def _begins_long(self, request: RunningRequest) -> bool:
-        rope = self._long_rope
-        return rope is not None and rope.begins_long(request.prompt_length, request.known)
 
     def _one_set(self, request: RunningRequest) -> int:
         """Most tokens of a request that one step may compute, since they use one set of frequencies."""
@@ -466,7 +374,7 @@ class Scheduler:
 
     def _begin_long(self, requests: Sequence[RunningRequest]) -> None:
         """Send requests back to be computed anew whose entries no longer go with what follows them."""
-        grown = [r for r in requests if r.finish_reason is None and self._begins_long(r) != r.long]
+        grown = [r for r in requests if r.finish_reason is None and self._gate.begins_long(r) != r.long]
         if grown:
             self.cache.preempt(self._rows(grown))
         for request in grown:
@@ -475,15 +383,20 @@ class Scheduler:
 
     # -- moving requests --------------------------------------------------------------------------------------------
 
+    def _admit_next(self, *, alone: bool = False) -> RunningRequest | None:
+        """Admit the next request that may begin, of those that run `alone` or of the others. None if there is none."""
+        while self._gate.opens(alone=alone):
+            if (admitted := self._admit()) is not None and admitted.alone == alone:
+                return admitted
+        return None
+
     def _admit(self) -> RunningRequest | None:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
         asked = request.request.find_displaced and request.cached_tokens is None
-        displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
+        displaced = self.cache.explain(self._gate.prompt(request)).displaced if asked else None
         try:
-            prompt = self._prompt(request)
-            hit = request.hit or self.cache.lookup(prompt)
-            begun = self._begin(request, prompt, hit)
+            begun = self._gate.begin(request)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
@@ -494,7 +407,7 @@ class Scheduler:
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
         request.wishes = lease.wishes
-        request.long = self._begins_long(request)
+        request.long = self._gate.begins_long(request)
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
@@ -512,14 +425,6 @@ class Scheduler:
         self.running.sort(key=lambda r: r.order)
         return request
 
-    def _begin(self, request: RunningRequest, prompt: Prompt, hit: Hit) -> Begun:
-        """Lease memory for a request, with what lower tiers have of its prompt, unless a hit hides what is wanted."""
-        least = self._least_hit(request, hit)
-        if self.lower is None or least > request.known:
-            return Begun(self.cache.lease(prompt, hit, least_hit=least))
-        fetched, request.fetched = request.fetched, None
-        return self.lower.begin(prompt, hit, least, fetched)
-
     def _preempt_youngest(self) -> None:
         """Preempt the youngest running request, unless it is the only one."""
         starved = [request for request in self._starved if request.lease is not None]
@@ -532,7 +437,7 @@ class Scheduler:
         self.counters.preemptions += 1
         self._stop_running(victim)
         self._queue.push_returned(victim)
-        self._closed_for_admission = True
+        self._gate.closed = True
 
     def _finish_draining(self) -> bool:
         """Let go of requests that have been answered, as far as they have come. Returns whether there were any."""
@@ -560,7 +465,7 @@ class Scheduler:
         self.running.remove(request)
         request.lease, request.computed = None, 0
         self._waiting.release(request)
-        self._epoch += 1
+        self._gate.epoch += 1
 
     def _leave(self, request: RunningRequest) -> None:
         """Bookkeeping of an end: the request is in no list afterwards."""
@@ -568,7 +473,7 @@ class Scheduler:
             request.fetched.release()
         if request.lease is not None:
             self._stop_running(request)
-        self._closed_for_admission, self._starved = False, []
+        self._gate.closed, self._starved = False, []
         if request.timings.finished is None:
             request.timings.finished = self._clock()
         self.counters.finished[request.finish_reason or "error"] += 1
