@@ -10,11 +10,12 @@ have and run *alone* until they are past the place of the failure, so that a req
 from those that were with it: only a failure alone counts against a request.
 
 A request that would compute what a running prefill is about to compute waits behind that one instead, and others pass
-(`headway.engine.scheduling.gate`). It waits for a position at which it can resume; where the two part far behind a planned checkpoint, the one
-that runs takes the junction that the other would have taken. Only a prefill that has come at least as far as the
-request's own hit is waited for, so that waiting takes no longer than computing. Whoever waits is let go when the
-position is computed, and when the one it waits for gives way, fails or ends. Rejected: reading in a step what another
-row of the same step writes, which needs rows to be computed in turn, and states exported between them.
+(`headway.engine.scheduling.gate`). It waits for a position at which it can resume; where the two part far behind a
+planned checkpoint, the one that runs takes the junction that the other would have taken. Only a prefill that has come
+at least as far as the request's own hit is waited for, so that waiting takes no longer than computing. Whoever waits is
+let go when the position is computed, and when the one it waits for gives way, fails or ends. Rejected: reading in a
+step what another row of the same step writes, which needs rows to be computed in turn, and states exported between
+them.
 
 Who gives up leaves what its steps have committed, as who gives way does: clients come back. An answer that ends inside
 its last tokens (a stop string, an unfinished character) leaves the state before them: a request whose next step will
