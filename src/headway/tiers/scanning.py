@@ -156,7 +156,7 @@ class Scanner:
             names = tier.names([entry])
             with tier.lock:
                 if entry.present and not entry.holds and old.issuperset(names):
-                    tier.catalogue.drop(entry)
+                    old.update(tier.names(tier.catalogue.drop(entry)))
                 else:
                     old.difference_update(names)
         if old:
