@@ -81,6 +81,10 @@ class Modelled:
         paths = [path for path, entry in self.checkpoints.items() if entry.present]
         return {len(p) - self.layout.lookahead for p in paths if p == tuple(tokens[: len(p)])}
 
+    def verify_paths(self) -> None:
+        for path in self.checkpoints:
+            assert self.found(list(path)) <= self.expected(list(path))
+
     def verify(self) -> None:
         entries = self.catalogue.entries()
         assert self.catalogue.used == sum(entry.record.size for entry in entries if entry.own)
@@ -189,6 +193,23 @@ def test_what_is_held_stays() -> None:
     m.catalogue.evict(1, m.catalogue.used)
     assert m.present() == []
     assert m.catalogue.used == 0
+
+
+def test_what_others_wrote_is_not_ours_to_evict_and_is_bounded_in_memory() -> None:
+    m = Modelled(SMALL["hybrid"])
+    for number in range(20):
+        m.add([number, *range(10)])
+    for entry in m.catalogue.entries():
+        m.catalogue.disown(entry)
+    assert m.catalogue.used == 0
+    assert m.catalogue.evict(1, 0) == []
+    assert len(m.present()) == 20
+    m.catalogue.trim(1000)
+    assert len(m.present()) == 20
+    m.catalogue.trim(16)
+    assert len(m.catalogue.entries()) == 14
+    assert {path[0] for path in m.present()} <= set(range(15, 20))
+    m.verify_paths()
 
 
 def test_records_may_come_in_any_order() -> None:

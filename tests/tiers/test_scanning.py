@@ -164,6 +164,7 @@ def test_loads_of_the_same_at_the_same_time_share_one_read() -> None:
         for loaded in loads:
             loaded.release()
         until(lambda: t.tiers.stats().staging_bytes == 0)
+        assert t.tiers._loader._staging._idle_bytes > 0  # for the next load
 
 
 def test_memory_that_somebody_still_looks_at_is_not_used_again() -> None:

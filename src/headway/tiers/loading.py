@@ -472,7 +472,8 @@ class Loader:
         if not fetch.users and fetch.ended and not fetch.freed:
             fetch.freed = True
             # An array or a slice that somebody made of a piece and kept holds the array: then it is not used again.
-            self._staging.give(fetch.array, reuse=sys.getrefcount(fetch.array) == _UNSEEN)
+            unseen = sys.getrefcount(fetch.array) == _UNSEEN
+            self._staging.give(fetch.array, reuse=unseen)
             if self._fetches.get(key) is fetch:
                 del self._fetches[key]
 
