@@ -36,10 +36,15 @@ def valkey_store() -> ValkeyStore:
     return store
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(low: int = 0) -> int:
+    """A port that nobody listens on; with `low`, one of the 2,000 behind it, so that the one 10,000 further exists."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", low and low + secrets.randbelow(2000)))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
 
 
 def s3_store(endpoint: str) -> S3Store:
@@ -81,7 +86,9 @@ def moto() -> str:
 @functools.cache
 def seaweed() -> str:
     """Its address."""
-    folder, port = tempfile.mkdtemp(), free_port()
-    ports = [f"-{kind}.port={free_port()}" for kind in ("master", "volume", "filer")]
+    folder, port = tempfile.mkdtemp(), free_port(20_000)
+    kinds = ("master", "volume", "filer", "s3.port.iceberg", "s3.port.lance")
+    ports = [f"-{kind}{'' if '.' in kind else '.port'}={free_port(22_000)}" for kind in kinds]
+    ports += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=200", "-master.volumeSizeLimitMB=64"]
     weed = str(Path(sys.executable).with_name("weed"))
     return _started([weed, "server", "-s3", f"-s3.port={port}", f"-dir={folder}", *ports], port, folder)

@@ -135,7 +135,7 @@ def test_a_load_larger_than_the_memory_is_lowered_to_what_fits() -> None:
 
 
 def test_t13_a_backlog_that_is_full_refuses_and_holds_nobody_up() -> None:
-    store = faulty(Fault("stall", "write"))
+    store = faulty(Fault("stall", "write", "."))
     with World((TierConfig("disk"), store), backlog=700) as t:
         t.put(tokens(40), 33, wait=False)
         t.put(tokens(40, 1), 33, wait=False)
@@ -349,7 +349,7 @@ def test_t30_closing_does_not_wait_for_a_stalled_mount() -> None:
 
 
 def test_failures_in_a_row_switch_a_tier_off_and_an_answer_switches_it_on() -> None:
-    store = faulty(Fault("fail", "write"), Fault("fail", "read_small", "probe", times=2))
+    store = faulty(Fault("fail", "write", "."), Fault("fail", "read_small", "probe", times=2))
     with World((replace(QUICK, pause=0.02), store)) as t:
         t.put(tokens(40, 1), 20)
         until(lambda: t.tiers.stats().tiers[0].openings == 1)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
+import socket
+import socketserver
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -239,6 +245,44 @@ def test_a_password_is_needed_and_never_told(tmp_path: Path) -> None:
         assert config.capacity == 1 << 30
     finally:
         server.stop()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_valkeys_is_tls_and_checks_the_certificate(tmp_path: Path) -> None:
+    """The server behind a proxy that ends TLS."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate}"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*made.split(), *subject], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    class Proxy(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError), contextlib.ExitStack() as open_:
+                client = open_.enter_context(context.wrap_socket(self.request, server_side=True))
+                server = open_.enter_context(socket.create_connection(("127.0.0.1", servers.valkey_port())))
+                threading.Thread(target=copy, args=(server, client), daemon=True).start()
+                copy(client, server)
+
+    def copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Proxy) as proxy:
+        proxy.daemon_threads = True
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        place = f"localhost:{proxy.server_address[1]}/2"
+        _, store = open_store(f"valkeys://{place}?ssl_ca_certs={certificate}")
+        store.write(name(1), b"data")
+        assert store.read_small([name(1)]) == [b"data"]
+        store.close()
+        _, unknown = open_store(f"rediss://{place}")
+        with pytest.raises(StoreError, match="certificate"):
+            unknown.write(name(1), b"data")
+        unknown.close()
+        proxy.shutdown()
 
 
 def test_a_full_server_is_told_as_full() -> None:

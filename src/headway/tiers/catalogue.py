@@ -196,6 +196,18 @@ class Catalogue:
             self._prune(entry.folder, entry.record.digest, gone, keep=False)
         return gone
 
+    def disown(self, entry: Entry) -> None:
+        """Another server wrote it: it does not count against our budget, and is not ours to evict."""
+        self.used -= entry.record.size if entry.own else 0
+        entry.own = False
+
+    def trim(self, limit: int) -> None:
+        """Keep no more than so many entries of other servers in memory; those that became known first go."""
+        foreign = [entry for entry in self._entries.values() if not entry.own] if len(self._entries) > limit else []
+        for entry in foreign[: max(0, len(foreign) - limit * 7 // 8)]:
+            if not entry.holds:
+                self.drop(entry, keep=True)
+
     def drop(self, entry: Entry, keep: bool = False) -> list[Entry]:
         """Take an entry out, and stretches that nothing is left behind; returns all that went, the deepest first.
 

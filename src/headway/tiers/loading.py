@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.tiers.catalogue import Entry
 from headway.tiers.objects import Reference, Span, object_name
@@ -30,6 +32,9 @@ from headway.tiers.workers import Alarm, Clock
 __all__ = ["Failure", "Load", "Loaded", "Loader", "Moved", "Piece", "Place", "Wanted"]
 
 _log = logging.getLogger("headway.tiers")
+
+_UNSEEN = 2
+"""References to an array that only its fetch has, as `sys.getrefcount` counts them."""
 
 
 Key = tuple[str, str]
@@ -154,12 +159,11 @@ class _Fetch:
     """An object that is read, or has arrived, and who wants it."""
 
     wanted: Wanted
-    buffer: memoryview
+    array: NDArray[np.uint8]
     users: set[Load] = field(default_factory=set)
     state: str = "reading"  # then `there`, or the reason of its failure
     ended: bool = False
     freed: bool = False
-    lent: bool = False  # somebody still looks at the buffer
     at: float = 0.0  # when it arrived
 
 
@@ -182,7 +186,6 @@ class Load:
         self._target: Place | None = place
         self._fetches: dict[Key, _Fetch] = {}
         self._failures: list[Failure] = []
-        self._read: list[_Fetch] = []
         self._pieces: tuple[Piece, ...] = ()
         self._alarm = Alarm(None)
         self._over = self._released = False
@@ -197,13 +200,13 @@ class _Staging:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.used = capacity, 0
-        self._idle: dict[int, list[memoryview]] = {}
+        self._idle: dict[int, list[NDArray[np.uint8]]] = {}
         self._idle_bytes = 0
 
     def fits(self, size: int) -> bool:
         return self.used + size <= self.capacity
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int) -> NDArray[np.uint8]:
         self.used += size
         if self._idle.get(size):
             self._idle_bytes -= size
@@ -211,14 +214,13 @@ class _Staging:
         while self._idle_bytes and self.used + self._idle_bytes > self.capacity:
             length = next(iter(self._idle))
             self._idle_bytes -= length * len(self._idle.pop(length))
-        return memoryview(np.empty(size, np.uint8).data)
+        return np.empty(size, np.uint8)
 
-    def give(self, buffer: memoryview, reuse: bool) -> None:
-        self.used -= len(buffer)
-        if not reuse:
-            return
-        self._idle.setdefault(len(buffer), []).append(buffer)
-        self._idle_bytes += len(buffer)
+    def give(self, array: NDArray[np.uint8], reuse: bool) -> None:
+        self.used -= len(array)
+        if reuse:
+            self._idle.setdefault(len(array), []).append(array)
+            self._idle_bytes += len(array)
 
 
 class Loader:
@@ -325,11 +327,12 @@ class Loader:
             fetch = self._fetches[key] = _Fetch(wanted, self._staging.take(wanted.reference.length))
             fetch.users.add(load)
             load._fetches[key] = fetch
+            buffer = fetch.array.data
             with wanted.tier.lock:
                 wanted.entry.holds += 1
             wanted.tier.fetch(
                 key[1],
-                fetch.buffer,
+                buffer,
                 wanted.reference.check,
                 lambda reason: self.post(lambda: self._arrived(key, fetch, reason)),
                 lambda: self.post(lambda: self._ended(key, fetch)),
@@ -403,10 +406,11 @@ class Loader:
         keys = [w.key for w in place.wanted] if place else []
         for key in [key for key in load._fetches if key not in keys]:
             self._leave(load, key)
-        load._read = [load._fetches[key] for key in keys]
-        references = [fetch.wanted.reference for fetch in load._read]
+        fetches = [load._fetches[key] for key in keys]
+        references = [fetch.wanted.reference for fetch in fetches]
         load._pieces = tuple(
-            Piece(r.group, r.first, r.stop, fetch.buffer[:]) for r, fetch in zip(references, load._read, strict=True)
+            Piece(r.group, r.first, r.stop, memoryview(fetch.array.data))
+            for r, fetch in zip(references, fetches, strict=True)
         )
         now = time.monotonic()
         loaded = Loaded(
@@ -442,11 +446,8 @@ class Loader:
         if not load._over or load._released:
             return
         load._released = True
-        for piece, fetch in zip(load._pieces, load._read, strict=True):
-            try:
-                piece.data.release()
-            except BufferError:  # an array was made of it, and lives
-                fetch.lent = True
+        for piece in load._pieces:
+            piece.data.release()
         for key in list(load._fetches):
             self._leave(load, key)
         self._retry()
@@ -470,7 +471,9 @@ class Loader:
         """Take a buffer back that nobody wants and nobody writes to."""
         if not fetch.users and fetch.ended and not fetch.freed:
             fetch.freed = True
-            self._staging.give(fetch.buffer, reuse=not fetch.lent)
+            # An array or a slice that somebody made of a piece and kept holds the array: then it is not used again.
+            unseen = sys.getrefcount(fetch.array) == _UNSEEN
+            self._staging.give(fetch.array, reuse=unseen)
             if self._fetches.get(key) is fetch:
                 del self._fetches[key]
 

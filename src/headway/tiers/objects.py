@@ -35,9 +35,11 @@ import xxhash
 from headway.tiers.store import Buffer, DamagedError
 
 __all__ = [
+    "ABOUT",
     "INDEX",
     "MANIFEST",
     "STRETCH",
+    "About",
     "Manifest",
     "Namespace",
     "ObjectGroup",
@@ -47,6 +49,7 @@ __all__ = [
     "Reference",
     "Span",
     "Stretch",
+    "about",
     "checksum",
     "manifest_digest",
     "namespace_folder",
@@ -66,6 +69,7 @@ FORMAT = b"headway-tiers-1"
 _DIGEST = 16
 _MAGIC = b"HWT1"
 _TOKEN = 4
+ABOUT = "about"
 STRETCH, MANIFEST, INDEX = "s", "m", "i"
 """How the names of the three kinds of records end."""
 
@@ -297,6 +301,30 @@ class Manifest(_Record, frozen=True, array_like=True, kw_only=True):
     position: int
     kind: str
     worth: float
+
+
+class About(msgspec.Struct, frozen=True):
+    """What servers say of a layout to whoever looks into the store. It has no secrets.
+
+    Attributes:
+        label: `ObjectLayout.label`.
+        groups: Names of the groups, in the order of the layout.
+        stretch: Tokens per stretch.
+        lookahead: The lookahead.
+        family: The family.
+    """
+
+    label: str
+    groups: list[str]
+    stretch: int
+    lookahead: int
+    family: str
+
+
+def about(layout: ObjectLayout) -> bytes:
+    """What stands under `LAYOUT/about`, as JSON."""
+    names = [group.name for group in layout.groups]
+    return msgspec.json.encode(About(layout.label, names, layout.stretch, layout.lookahead, layout.family))
 
 
 def checksum(data: Buffer) -> bytes:

@@ -62,9 +62,9 @@ class S3Store:
             self._bucket: Any = made
             next(iter(self._obstore.list(made, chunk_size=1)), None)
         except (*refused, errors.UnknownConfigurationKeyError, ValueError, TypeError) as error:
-            raise ConfigError(f"the bucket {bucket} cannot be used: {error}") from error
+            raise ConfigError(f"the bucket {bucket} cannot be used: {_first_line(error)}") from error
         except self._error as error:
-            _log.warning("the store does not answer yet: %s", error)
+            _log.warning("the store does not answer yet: %s", _first_line(error))
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headway-tiers-s3")
 
     def read(self, name: str, buffer: memoryview) -> int:
@@ -117,4 +117,9 @@ class S3Store:
         except self._missing as error:
             raise MissingError("the object is not there") from error
         except (self._error, OSError) as error:
-            raise StoreError(f"the store: {error}") from error
+            raise StoreError(f"the store: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """What obstore says, without the debugging output behind it."""
+    return str(error).partition("\n")[0]

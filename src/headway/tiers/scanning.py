@@ -11,13 +11,14 @@ the store's clock where it has one, else by how long we have seen them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from headway.tiers.catalogue import Entry
-from headway.tiers.objects import INDEX, MANIFEST, STRETCH, object_names, parse_name
+from headway.tiers.objects import ABOUT, INDEX, MANIFEST, STRETCH, ObjectLayout, about, object_names, parse_name
 from headway.tiers.store import Listed, StoreError
 from headway.tiers.tier import Tier, reason_of
 from headway.tiers.writing import read_records
@@ -32,9 +33,10 @@ _READ_AT_ONCE = 256
 class Scanner:
     """The thread that scans one tier."""
 
-    def __init__(self, tier: Tier, root: str, key: bytes, remove: Callable[[Sequence[str]], None]) -> None:
-        """`root` is what all names of the layout begin with; `remove` has names removed from the store."""
-        self._tier, self._root, self._key, self._remove = tier, root, key, remove
+    def __init__(self, tier: Tier, layout: ObjectLayout, key: bytes, remove: Callable[[Sequence[str]], None]) -> None:
+        """`remove` has names removed from the store."""
+        self._tier, self._layout, self._key, self._remove = tier, layout, key, remove
+        self._root = layout.digest(key).hex()
         self._seen: dict[str, float] = {}
         self._ended = threading.Event()
         self._scanned = threading.Event()
@@ -52,6 +54,7 @@ class Scanner:
 
     def _run(self) -> None:
         config = self._tier.config
+        self._introduce()
         if config.shared and self._ended.wait(config.rescan or None):
             return
         verify = bool(config.verify)
@@ -71,6 +74,13 @@ class Scanner:
             self._scanned.set()
             if self._ended.wait(config.rescan or None):
                 return
+
+    def _introduce(self) -> None:
+        """Say of the layout what `headway tiers ls` shows. Whether it can be said matters to nobody else."""
+        tier, name = self._tier, f"{self._root}/{ABOUT}"
+        with contextlib.suppress(StoreError):
+            if tier.call(lambda: tier.store.read_small([name])) == [None]:
+                tier.call(lambda: tier.store.write(name, about(self._layout)))
 
     def scan(self) -> None:
         """Take in what is there, and remove what is of no use.
@@ -146,7 +156,7 @@ class Scanner:
             names = tier.names([entry])
             with tier.lock:
                 if entry.present and not entry.holds and old.issuperset(names):
-                    tier.catalogue.drop(entry)
+                    old.update(tier.names(tier.catalogue.drop(entry)))
                 else:
                     old.difference_update(names)
         if old:

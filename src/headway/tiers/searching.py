@@ -27,6 +27,9 @@ from headway.tiers.workers import Clock
 
 __all__ = ["Search"]
 
+_KNOWN = 1 << 17
+"""Entries of other servers that are kept in memory, of each store."""
+
 
 class Search:
     """One question to several tiers."""
@@ -135,3 +138,4 @@ class Search:
                 continue
             with self._lock:
                 tier.catalogue.add(Entry(self._folder, record, own=False))
+                tier.catalogue.trim(_KNOWN)

@@ -116,9 +116,7 @@ class ObjectTiers:
         self._root = layout.digest(key).hex()
         self._folders: OrderedDict[Namespace, str] = OrderedDict()
         self._paths: OrderedDict[tuple[str, bytes], PathDigests] = OrderedDict()
-        self._scanners = [
-            Scanner(tier, self._root, key, self._writers[tier.config.name].remove) for tier in self._tiers
-        ]
+        self._scanners = [Scanner(tier, layout, key, self._writers[tier.config.name].remove) for tier in self._tiers]
         self._closed = False
 
     # ---- reading

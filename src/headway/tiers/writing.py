@@ -295,6 +295,7 @@ class Writer:
                 if data is not None and entry.present:
                     try:
                         adopt(entry, data, self._key)
+                        self._tier.catalogue.disown(entry)
                     except DamagedError:
                         self._tier.count("corrupt")
 
