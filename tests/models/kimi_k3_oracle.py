@@ -158,9 +158,9 @@ def published_shapes(config: dict[str, Any]) -> dict[str, Shape]:
             "mlp_res_proj.weight": (1, hidden),
             "post_attention_layernorm.weight": (hidden,),
         }
-        of_layer |= _kda_shapes(config) if is_kda(config, layer) else _mla_shapes(config)
+        of_layer |= _kda_shapes(config) if is_kda(config, layer) else mla_shapes(config, gated=True)
         if layer < config["first_k_dense_replace"]:
-            of_layer |= _mlp_shapes("mlp", hidden, config["intermediate_size"])
+            of_layer |= mlp_shapes("mlp", hidden, config["intermediate_size"])
         else:
             of_layer |= _moe_shapes(config)
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
@@ -191,23 +191,25 @@ def _kda_shapes(config: dict[str, Any]) -> dict[str, Shape]:
     }
 
 
-def _mla_shapes(config: dict[str, Any]) -> dict[str, Shape]:
+def mla_shapes(config: dict[str, Any], gated: bool) -> dict[str, Shape]:
+    """Latent attention with a query latent, with or without an output gate."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
     query, latent = config["q_lora_rank"], config["kv_lora_rank"]
-    return {
+    gate: dict[str, Shape] = {"self_attn.g_proj.weight": (heads * value, hidden)} if gated else {}
+    return gate | {
         "self_attn.q_a_proj.weight": (query, hidden),
         "self_attn.q_a_layernorm.weight": (query,),
         "self_attn.q_b_proj.weight": (heads * (nope + rope), query),
         "self_attn.kv_a_proj_with_mqa.weight": (latent + rope, hidden),
         "self_attn.kv_a_layernorm.weight": (latent,),
         "self_attn.kv_b_proj.weight": (heads * (nope + value), latent),
-        "self_attn.g_proj.weight": (heads * value, hidden),
         "self_attn.o_proj.weight": (hidden, heads * value),
     }
 
 
-def _mlp_shapes(name: str, hidden: int, width: int) -> dict[str, Shape]:
+def mlp_shapes(name: str, hidden: int, width: int) -> dict[str, Shape]:
+    """A gated MLP."""
     return {
         f"{name}.gate_proj.weight": (width, hidden),
         f"{name}.up_proj.weight": (width, hidden),
@@ -226,7 +228,7 @@ def _moe_shapes(config: dict[str, Any]) -> dict[str, Shape]:
         f"{moe}.routed_expert_norm.weight": (latent,),
         f"{moe}.routed_expert_up_proj.weight": (hidden, latent),
     }
-    shapes |= _mlp_shapes(f"{moe}.shared_experts", hidden, width * config["num_shared_experts"])
+    shapes |= mlp_shapes(f"{moe}.shared_experts", hidden, width * config["num_shared_experts"])
     for expert in range(experts):
         for name, (out, into) in {"w1": (width, latent), "w2": (latent, width), "w3": (width, latent)}.items():
             shapes[f"{moe}.experts.{expert}.{name}.weight_packed"] = (out, into // 2)
@@ -234,9 +236,8 @@ def _moe_shapes(config: dict[str, Any]) -> dict[str, Shape]:
     return shapes
 
 
-def check_weights(config: dict[str, Any], weights: Weights) -> None:
+def check_weights(shapes: dict[str, Shape], weights: Weights) -> None:
     """ValueError unless the tensors are exactly those of the published form."""
-    shapes = published_shapes(config)
     if shapes.keys() != weights.keys():
         missing, left = sorted(shapes.keys() - weights.keys()), sorted(weights.keys() - shapes.keys())
         raise ValueError(f"missing tensors: {missing[:5]}; tensors of no use: {left[:5]}")
@@ -421,7 +422,7 @@ class Oracle:
     def __init__(self, folder: Path, reading: Reading) -> None:
         self.config = read_config(folder)
         self.weights = read_weights(folder)
-        check_weights(self.config, self.weights)
+        check_weights(published_shapes(self.config), self.weights)
         self.eps: float = self.config["rms_norm_eps"]
         layers = range(self.config["num_hidden_layers"])
         self.layers = [Layer(self.config, self.weights, index, reading) for index in layers]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from tests.models import kimi_k3_oracle
+from tests.models import dspark_oracle, kimi_k3_oracle
 
 K3_CONFIG: dict[str, Any] = {
     "model_type": "kimi_linear",
@@ -53,6 +53,45 @@ K3_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+DSPARK_CONFIG: dict[str, Any] = {
+    "architectures": ["K3DSparkModel"],
+    "model_type": "k3_dspark",
+    "vocab_size": 50,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "rms_norm_eps": 1e-5,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+    "mla_use_nope": False,
+    "mla_use_output_gate": False,
+    "num_target_layers": 3,
+    "target_hidden_size": 48,
+    "target_num_hidden_layers": 8,
+    "target_layer_ids": [1, 4, 6],
+    "mask_token_id": 47,
+    "markov_rank": 10,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+    "tie_word_embeddings": False,
+    "rope_theta": 50000.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 32768,
+        "rope_theta": 50000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+
 
 def k3(folder: Path, **changes: torch.Tensor) -> Path:
     """A Kimi-K3 of eight layers, three blocks of AttnRes; `changes` replace tensors, by names without their prefix."""
@@ -62,6 +101,12 @@ def k3(folder: Path, **changes: torch.Tensor) -> Path:
     tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
     tensors["vision_tower.patch_embed.proj.weight"] = torch.ones(2, 2)
     return write(folder, {"model_type": "kimi_k3", "text_config": K3_CONFIG}, tensors)
+
+
+def dspark(folder: Path, config: dict[str, Any] | None = None) -> Path:
+    """A DSpark drafter in MLA form for `k3`; `config` adds to its configuration."""
+    whole = DSPARK_CONFIG | (config or {})
+    return write(folder, whole, random_tensors(dspark_oracle.published_shapes(whole), seed=8))
 
 
 def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 7) -> dict[str, torch.Tensor]:
