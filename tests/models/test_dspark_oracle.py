@@ -75,6 +75,21 @@ class TestBlock:
         expected = np.concatenate(outputs, axis=1) @ w["o_proj.weight"].T
         np.testing.assert_allclose(drafter.attention("layers.1.self_attn", context, x), expected, rtol=1e-6)
 
+    def test_layers_add_to_the_embeddings_of_anchor_and_mask(self, folder: Path) -> None:
+        drafter = oracle.Drafter(folder, oracle.Reading())
+        numbers = np.random.default_rng(2)
+        streams, embeddings = numbers.standard_normal((5, 9, 48)), numbers.standard_normal((50, 48))
+        w = drafter.weights
+        h = embeddings[[11, 47, 47]]
+        for layer in range(2):
+            name = f"layers.{layer}"
+            normed = target_oracle.rms_norm(h, w[f"{name}.input_layernorm.weight"], 1e-5)
+            h = h + drafter.attention(f"{name}.self_attn", drafter.context(streams), normed)
+            normed = target_oracle.rms_norm(h, w[f"{name}.post_attention_layernorm.weight"], 1e-5)
+            gate, up = normed @ w[f"{name}.mlp.gate_proj.weight"].T, normed @ w[f"{name}.mlp.up_proj.weight"].T
+            h = h + (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.mlp.down_proj.weight"].T
+        np.testing.assert_allclose(drafter.block(streams, embeddings, 11, 3), h)
+
     def test_the_block_sees_itself_whole_unless_causal(self, folder: Path, target: Path) -> None:
         def first(count: int, causal: bool) -> oracle.Array:
             return oracle.propose(

@@ -82,9 +82,9 @@ class TestEquations:
         np.testing.assert_allclose(oracle.situ(gate, up, 4.0, 25.0), [100.0, 0.0, silu * 0.2, four], rtol=1e-4)
 
     def test_the_bias_chooses_but_does_not_weigh(self) -> None:
-        scores = np.array([0.0, np.log(3), -np.log(3), 0.0])  # chances 0.5, 0.75, 0.25, 0.5
-        chosen = dict(oracle.route(scores, np.array([0.0, 0.0, 1.0, 0.0]), 2, 2.0))
-        assert chosen == {2: pytest.approx(0.5), 1: pytest.approx(1.5)}
+        scores = np.array([0.0, np.log(3), -np.log(3)])  # chances 0.5, 0.75, 0.25
+        chosen = dict(oracle.route(scores, np.array([0.0, -0.5, 1.0]), 2, 2.0))
+        assert chosen == {2: pytest.approx(2 / 3), 0: pytest.approx(4 / 3)}
 
     def test_weights_of_attn_res(self) -> None:
         numbers = np.random.default_rng(1)
@@ -108,6 +108,34 @@ class TestLayers:
         plain = inputs @ layer.weights["self_attn.q_proj.weight"].T
         expected = np.concatenate([plain[:, :12], np.concatenate([np.zeros((3, 12)), plain[:3, 12:]])], axis=1)
         np.testing.assert_allclose(outputs, expected / (1 + np.exp(-expected)))
+
+    def test_kda_is_its_form_for_whole_chunks(self, folder: Path) -> None:
+        layer = layer_of(folder, 1)
+        x = np.random.default_rng(6).standard_normal((9, 48))
+        w = {name.removeprefix("self_attn."): value for name, value in layer.weights.items()}
+
+        def convolved(name: str) -> oracle.Array:
+            padded = np.concatenate([np.zeros((3, 24)), x @ w[f"{name}_proj.weight"].T])
+            y = sum(padded[j : j + 9] * w[f"{name}_conv1d.weight"][:, 0, j] for j in range(4))
+            return (y / (1 + np.exp(-y))).reshape(9, 3, 8)
+
+        q, k, v = (convolved(name) for name in "qkv")
+        q, k = (a / np.sqrt((a**2).sum(axis=-1, keepdims=True) + 1e-6) for a in (q, k))
+        raw = (x @ w["f_a_proj.weight"].T @ w["f_b_proj.weight"].T + w["dt_bias"]).reshape(9, 3, 8)
+        decays = -5 / (1 + np.exp(-np.exp(w["A_log"][:3, None]) * raw))
+        beta = 1 / (1 + np.exp(-x @ w["b_proj.weight"].T))
+        outputs = []
+        for head in range(3):
+            total = np.cumsum(decays[:, head], axis=0)
+            between = np.exp(total[:, None] - total[None, :])  # decay from token j to token i, for j <= i
+            keys = np.einsum("ic,jc,ijc->ij", k[:, head], k[:, head], between)
+            system = np.eye(9) + beta[:, head, None] * np.tril(keys, -1)
+            corrections = np.linalg.solve(system, beta[:, head, None] * v[:, head])
+            reads = np.einsum("ic,jc,ijc->ij", q[:, head] / np.sqrt(8), k[:, head], between)
+            outputs.append(np.tril(reads) @ corrections)
+        o = oracle.rms_norm(np.stack(outputs, axis=1), w["o_norm.weight"], 1e-5).reshape(9, 24)
+        expected = o / (1 + np.exp(-x @ w["g_proj.weight"].T)) @ w["o_proj.weight"].T
+        np.testing.assert_allclose(np.stack([layer.kda(row) for row in x]), expected)
 
     def test_mla_is_plain_attention_with_decompressed_keys_and_values(self, folder: Path) -> None:
         layer = layer_of(folder, 3)
@@ -188,13 +216,16 @@ class TestModel:
     def test_sources_of_attn_res(self, folder: Path) -> None:
         class Counting(oracle.Oracle):
             def mix(self, blocks: list[oracle.Array], total: oracle.Array, name: str) -> oracle.Array:
-                counts.append(len(blocks))
+                counts[name.removeprefix("model.")] = len(blocks)
                 return super().mix(blocks, total, name)
 
-        counts: list[int] = []
+        counts: dict[str, int] = {}
         Counting(folder, oracle.Reading()).step(3)
-        assert counts[0::2] == [0, 1, 1, 1, 2, 2, 2, 3, 3]  # of attention, and at the end
-        assert counts[1::2] == [1, 1, 1, 2, 2, 2, 3, 3]  # of the MLP: a block's input counts at once
+        attention = [counts.pop(f"layers.{layer}.self_attention_res") for layer in range(8)]
+        mlp = [counts.pop(f"layers.{layer}.mlp_res") for layer in range(8)]
+        assert attention == [0, 1, 1, 1, 2, 2, 2, 3]
+        assert mlp == [1, 1, 1, 2, 2, 2, 3, 3]  # a block's input counts at once
+        assert counts == {"output_attn_res": 3}
 
     @pytest.mark.parametrize(
         "reading",
