@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Figures:
-    """What became of a range of requests.
+    """What became of a range of requests. Those that were refused are in none of the figures.
 
     Attributes:
         requests: Requests.
@@ -195,8 +195,7 @@ class ReplayResult:
         kinds: Checkpoints by kind of placement, whole trace.
         second_half_kinds: The same, of the second half.
         memory: Memory over time.
-        refused: Requests that the memory could never hold.
-        starved: Requests that ended early: their prompt fitted into the memory and their answer did not.
+        refused: Requests that the memory could never hold. They are told apart, and are in no other figure.
         seconds: Processor time that the run took.
         clairvoyant: What a cache that knows the future reaches, whole trace; None if nobody asked.
         second_half_clairvoyant: The same, second half.
@@ -204,6 +203,8 @@ class ReplayResult:
         prefixes: Which shared prefixes lose most.
         latency: What requests waited for, with the clock `trace`; else None.
         preset: The engine that was imitated, with its settings; empty for the cache as it is.
+        refused_tokens: Prompt tokens of the requests that were refused.
+        needed: Bytes of one rank for the cache with which none of them would have been refused; 0 where none was.
     """
 
     trace: str
@@ -217,7 +218,6 @@ class ReplayResult:
     second_half_kinds: dict[str, Kind]
     memory: list[Memory]
     refused: int
-    starved: int
     seconds: float
     clairvoyant: Figures | None = None
     second_half_clairvoyant: Figures | None = None
@@ -225,6 +225,8 @@ class ReplayResult:
     prefixes: LostPrefixes = field(default_factory=LostPrefixes)
     latency: Latency | None = None
     preset: str = ""
+    refused_tokens: int = 0
+    needed: int = 0
 
     @property
     def requests_per_second(self) -> float:

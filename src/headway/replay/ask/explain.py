@@ -167,6 +167,7 @@ def story_of(
             for start in [tokens(loss.start)]
         ],
         changed=_change(found.displaced, trace, text),
+        needed=paused.needed,
     )
 
 
