@@ -251,8 +251,11 @@ class TraceBuilder:
         *,
         answer_tokens: int = 0,
         boundaries: Sequence[int] = (),
+        scope: Hashable = None,
     ) -> None:
         """Add a request given by token ids (width 1); `answer_tokens` where the answer's tokens are not known.
+
+        Tokens of different scopes are different.
 
         Raises:
             TraceError: No tokens, a token id out of range, or a boundary outside.
@@ -260,8 +263,8 @@ class TraceBuilder:
         if len(tokens) == 0:
             raise TraceError("an empty prompt: it needs at least one token")
         try:
-            self._symbols.extend(tokens)
-            self._answers.extend(answer)
+            self._symbols.extend(tokens if scope is None else self._scoped(tokens, scope))
+            self._answers.extend(answer if scope is None else self._scoped(answer, scope))
         except (OverflowError, TypeError) as error:
             raise TraceError(f"token ids must be integers that fit 32 bits: {error}") from None
         if min(tokens) < 0 or min(answer, default=0) < 0:
@@ -317,6 +320,9 @@ class TraceBuilder:
             if min(numbers) >= 0 and max(numbers) < _PLAIN:
                 return numbers
         return [self._number(id if scope is None else (scope, id)) for id in ids]
+
+    def _scoped(self, tokens: Sequence[int], scope: Hashable) -> list[int]:
+        return [self._number((scope, token)) for token in tokens]
 
     def _number(self, key: Hashable) -> int:
         number = self._numbers.get(key)

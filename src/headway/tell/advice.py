@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from headway.tell.comparison import refusals
 from headway.tell.engines import VERSIONS, WATCH, Setup, flags
 from headway.tell.facts import RunFacts, facts_of
 from headway.tell.labels import memory_text
+from headway.tell.prompt_faults import PromptFault, on_faults
 from headway.tell.run import RunRecord
 from headway.tell.sentences import format_seconds, on_growth, on_memory, on_refused, on_waterfall, waits
 
@@ -59,6 +60,7 @@ class Study:
         engines: By engine: as it comes today, on the new layout, and with its best settings.
         refused: Why no larger decode-context-parallel size was run; empty where all were.
         absent: By engine that was not run: why not.
+        faults: What in the prompts keeps known text from being reused.
     """
 
     today: Variant
@@ -70,6 +72,7 @@ class Study:
     engines: Mapping[str, Sequence[Variant]] = field(default_factory=dict)
     refused: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
+    faults: Sequence[PromptFault] = ()
 
     @property
     def variants(self) -> list[Variant]:
@@ -100,7 +103,9 @@ def advice_text(
         draft: The runs have a draft, which the commands cannot name.
     """
     best = found.best
-    parts = ["# Advice", "", *_now(found), "", "## What to set", "", *_layout(found), "", *_policies(found)]
+    parts = ["# Advice", "", *_now(found), ""]
+    parts += ["## What to change in the prompts", "", *on_faults(list(found.faults)), ""] if found.faults else []
+    parts += ["## What to set", "", *_layout(found), "", *_policies(found)]
     parts += [f"Memory: {on_memory(best.facts)}", "", *_commands(found, share, running, checkpoint)]
     parts += ["The draft is not in these commands.", ""] if draft else [""]
     parts += ["## What it gains", "", *_gains(found), "", "## What more would bring", "", *_options(found), ""]
@@ -133,7 +138,7 @@ def _now(found: Study) -> Iterator[str]:
         f"Without context parallelism, {facts.reused:.1%} of the prompt tokens would be reused, which saves "
         f"{facts.compute_saved:.1%} of the prefill compute. An endless memory would reuse {facts.endless:.1%}."
     )
-    yield on_waterfall(facts)
+    yield on_waterfall(replace(facts, faults=list(found.faults)))
 
 
 def _layout(found: Study) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.cache import Reason
 from headway.tell.latency import Latency
+from headway.tell.prompt_faults import PromptFault
 from headway.tell.reasons import FORGOTTEN, MEANING, REMEDIES, UNSAVABLE
 from headway.tell.run import ReplayResult, RunRecord, SharedStretch, Span
 
@@ -190,6 +191,7 @@ class RunFacts:
         taken: Share of what an endless memory would reuse that was reused.
         waterfall: Where the prompt tokens went: new, lost (the largest first), reused.
         new: Share of the prompt tokens that no memory could save.
+        faults: What in the prompts keeps known text from being reused, where the trace shows it.
         loss: The largest line that a cache could have saved; None where none is worth a remedy.
         hit_rate: How the hit rate goes over the trace; None for a short trace.
         memory: What the memory holds.
@@ -209,6 +211,7 @@ class RunFacts:
     taken: float
     waterfall: list[WaterfallLine]
     new: float
+    faults: list[PromptFault]
     loss: WaterfallLine | None
     hit_rate: Trend | None
     memory: MemoryFacts
@@ -239,6 +242,7 @@ def facts_of(run: RunRecord) -> RunFacts:
         taken=whole.hit_tokens / max(1, whole.endless_tokens),
         waterfall=waterfall,
         new=sum(line.share for line in waterfall if line.kind == "new"),
+        faults=run.faults,
         loss=next((line for line in waterfall if line.kind == "lost" and line.share >= _MATERIAL), None),
         hit_rate=_hit_rate_trend(result),
         memory=_memory(run),

@@ -18,6 +18,7 @@ from headway.errors import ConfigError
 from headway.tell import sentences, tables
 from headway.tell.comparison import Comparison
 from headway.tell.labels import memory_text
+from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
 
 __all__ = ["has_report", "report_page", "require_report", "write_report"]
@@ -126,7 +127,8 @@ def _sections(found: Comparison) -> list[_Section]:
         curve = [draw.memory_sizes(found)]
         sections.append(_Section("Hit rate over memory", sentences.on_memory_sizes(found), curve))
     table, drawing = tables.waterfall(facts), draw.waterfall(facts)
-    sections.append(_Section(f"Where the tokens went{of}", sentences.on_waterfall(facts), [drawing], table))
+    told, faults = sentences.on_waterfall(facts), on_faults(facts.faults)
+    sections.append(_Section(f"Where the tokens went{of}", told, [drawing], table, faults))
     over_time = [draw.timeline(found, found.telling(_MOST_LINES))]
     sections.append(_Section("Over time", sentences.on_time(facts), over_time))
     if facts.prefixes.worst:

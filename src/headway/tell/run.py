@@ -12,6 +12,7 @@ from typing import Any
 from headway.errors import TraceError
 from headway.formats.lines import Line, decode, read_lines
 from headway.tell.latency import Latency
+from headway.tell.prompt_faults import PromptFault
 
 __all__ = [
     "Figures",
@@ -293,6 +294,7 @@ class RunRecord:
         policy: The other fields of the configuration, by name. Of its clock: GPU, speed and what a step may hold.
         trace: Format of the trace and tokens in a block of it.
         result: What was found.
+        faults: What in the prompts keeps known text from being reused, where the trace shows it.
     """
 
     model: ModelName
@@ -303,6 +305,7 @@ class RunRecord:
     policy: dict[str, Any]
     trace: dict[str, Any]
     result: ReplayResult
+    faults: list[PromptFault] = field(default_factory=list)
 
     @property
     def token_bytes(self) -> float:

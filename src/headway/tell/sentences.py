@@ -69,7 +69,13 @@ def on_rates(found: Comparison) -> str:
 
 def on_waterfall(facts: RunFacts) -> str:
     """Where the tokens of a run went, and what to do about the largest loss."""
-    text = f"Of 100 prompt tokens, {100 * facts.new:.1f} were new: no cache of prefixes can save them."
+    text = f"Of 100 prompt tokens, {100 * facts.new:.1f} were new"
+    if facts.faults:
+        text += (
+            f" where they stand, but {100 * facts.faults[0].share:.1f} of these are known text behind one that changes."
+        )
+    else:
+        text += ": no cache of prefixes can save them."
     loss = facts.loss
     if loss is None:
         if facts.lost or not facts.reused:

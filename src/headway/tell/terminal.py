@@ -14,6 +14,7 @@ from headway.sizes import format_bytes
 from headway.tell import tables
 from headway.tell.comparison import Comparison
 from headway.tell.facts import RunFacts, facts_of, hit_rates
+from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
 from headway.tell.sentences import on_making, on_refused, on_waterfall
 
@@ -34,6 +35,8 @@ def show(run: RunRecord, console: Console) -> None:
     console.print(_table(tables.rates(result, result.preset.partition(",")[0] or "this cache")))
     console.print(_waterfall(facts))
     console.print(on_waterfall(facts), "", sep="\n", markup=False, highlight=False)
+    for text in on_faults(facts.faults):
+        console.print(text, "", sep="\n", style="bold red", markup=False, highlight=False)
     if result.kinds:
         console.print(_table(tables.kinds(result)))
     if facts.prefixes.worst:

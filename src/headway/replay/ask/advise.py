@@ -32,6 +32,7 @@ from headway.option_records import with_records
 from headway.replay.ask import options as opt
 from headway.replay.ask.folder import SweepFolder
 from headway.replay.ask.grid import Point, points_of
+from headway.replay.ask.lint import faults_of
 from headway.replay.ask.model_files import is_model_files
 from headway.replay.ask.options import ClockChoice
 from headway.replay.ask.setting import Setting
@@ -117,6 +118,7 @@ def advise(
         return finish_points(work, points, folder, console, jobs=where.jobs, ray=where.ray)
 
     found = study(Question(setting, requests, running), run)
+    found = replace(found, faults=faults_of(source, requests, setting.configure()[0]))
     share = hardware.gpu_share if hardware.gpu else None
     checkpoint, draft = _checkpoint(model.model), model.draft is not None
     text = advice_text(found, share=share, running=running, checkpoint=checkpoint, draft=draft)

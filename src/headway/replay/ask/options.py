@@ -15,10 +15,11 @@ import typer
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.engine import DEFAULT_WAIT_TOKENS
 from headway.errors import ConfigError, TraceError
-from headway.formats import FORMATS, Trace, read_trace
+from headway.formats import FORMATS, Trace
 from headway.progress import lasting
 from headway.replay.ask.catalogue import KV_DTYPES, STATE_DTYPES, catalogue
 from headway.replay.ask.model_files import is_model_files
+from headway.replay.ask.rendering import read_trace
 from headway.replay.config import PRESETS
 from headway.replay.trace.generate import WORKLOADS, generate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import typer
 from rich.console import Console
@@ -11,6 +12,7 @@ from headway.errors import ConfigError
 from headway.option_records import with_records
 from headway.progress import counting
 from headway.replay.ask import options as opt
+from headway.replay.ask.lint import faults_of
 from headway.replay.ask.record import record_of
 from headway.replay.ask.setting import Setting
 from headway.replay.replay import replay_trace
@@ -76,7 +78,7 @@ def replay(
             f"{format_bytes(result.needed, 1000)}. Give more with --memory, or split the model over more ranks "
             f"(--tp, --dcp)"
         )
-    run = record_of(result, config, sized, requests)
+    run = replace(record_of(result, config, sized, requests), faults=faults_of(source, requests, config))
     if html is not None:
         write_report(compare([run]), html)
         Console(stderr=True).print(f"the report is in {html}", highlight=False)
