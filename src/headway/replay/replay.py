@@ -22,6 +22,7 @@ from headway.replay.run.clairvoyant import clairvoyant_hits
 from headway.replay.run.figures import figures, kinds, lost_by_prefix, over_time
 from headway.replay.run.ledger import Ledger, Progress
 from headway.replay.run.order import OrderedRun
+from headway.replay.run.savings import time_saved
 from headway.replay.run.timed import TimedRun
 from headway.replay.trace.prefixes import Reading, endless_matches, read_outputs
 from headway.tell.run import LostPrefixes, ReplayResult
@@ -91,7 +92,7 @@ def _without(
         nothing = figures(trace, config.cost, none, none, None, len(trace))
         known = nothing if clairvoyant else None
         served = replace(result, whole=nothing, second_half=nothing, over_time=[], prefixes=LostPrefixes())
-        served = replace(served, clairvoyant=known, second_half_clairvoyant=known)
+        served = replace(served, clairvoyant=known, second_half_clairvoyant=known, times=None)
     worst = [
         replace(one, first_request=int(kept[one.first_request]), last_request=int(kept[one.last_request]))
         for one in served.prefixes.worst
@@ -205,4 +206,5 @@ def _result(
         seconds=seconds,
         over_time=over_time(trace, found.hits, matches),
         prefixes=lost_by_prefix(trace, reading, found.hits, matches),
+        times=None if config.roofline is None else time_saved(trace, config.roofline, found.hits),
     )

@@ -15,7 +15,7 @@ from headway.tell.facts import RunFacts, facts_of
 from headway.tell.labels import memory_text
 from headway.tell.prompt_faults import PromptFault, on_faults
 from headway.tell.run import RunRecord
-from headway.tell.sentences import format_seconds, on_growth, on_memory, on_refused, on_waterfall, waits
+from headway.tell.sentences import format_seconds, on_growth, on_memory, on_refused, on_savings, on_waterfall, waits
 
 __all__ = ["Study", "Variant", "advice_text", "split_of"]
 
@@ -235,6 +235,7 @@ def _gains(found: Study) -> Iterator[str]:
         else:
             yield f"- {engine}: not computed: {found.absent.get(name, 'this release does not imitate it here')}"
     yield ""
+    yield from _savings(found)
     yield from _waits(found)
     yield (
         "Requests are replayed one after another (vLLM's with 16 in flight), on their real prompts: differences "
@@ -243,6 +244,19 @@ def _gains(found: Study) -> Iterator[str]:
         else "Headway's requests arrive as recorded; imitated engines have no clock, theirs come one after another. "
         "Differences between settings are more to be trusted than each figure alone."
     )
+
+
+def _savings(found: Study) -> Iterator[str]:
+    """What the advised setting saves in time."""
+    before, after = found.today.run.result.times, found.best.run.result.times
+    if after is None:
+        return
+    yield on_savings(after)
+    if before is not None and found.best is not found.today:
+        gain = f"throughput rises by {before.throughput_gain:.0%}"
+        yield f"As it is, reuse saves {format_seconds(before.saved)} of prefill, and {gain}."
+    yield f"From a {after.estimate}."
+    yield ""
 
 
 def _waits(found: Study) -> Iterator[str]:

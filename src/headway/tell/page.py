@@ -117,7 +117,10 @@ def _sections(found: Comparison) -> list[_Section]:
     run, facts = found.runs[found.focus], found.facts[found.focus]
     of = "" if found.alone else f": {found.labels[found.focus]}"
     bars = found.telling(_MOST_BARS)
-    sections = [_Section("What is reused", sentences.on_rates(found), [draw.rates(found, bars)], tables.runs(found))]
+    times = found.runs[found.best].result.times
+    saved = [] if times is None else [sentences.on_savings(times)]
+    figures = [draw.rates(found, bars)]
+    sections = [_Section("What is reused", sentences.on_rates(found), figures, tables.runs(found), saved)]
     if not found.alone:
         table = tables.reasons(found)
         sections.append(_Section(table.title, sentences.on_reasons(found), [draw.reasons(found, bars)], table))

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.errors import TraceError
 from headway.formats.lines import Line, decode, read_lines
-from headway.tell.latency import Latency
+from headway.tell.latency import Latency, TimeSaved
 from headway.tell.prompt_faults import PromptFault
 
 __all__ = [
@@ -204,6 +204,7 @@ class ReplayResult:
         prefixes: Which shared prefixes lose most.
         latency: What requests waited for, with the clock `trace`; else None.
         preset: The engine that was imitated, with its settings; empty for the cache as it is.
+        times: What reuse saves in time; None where the GPU or the model's compute is not known.
         refused_tokens: Prompt tokens of the requests that were refused.
         needed: Bytes of one rank for the cache with which none of them would have been refused; 0 where none was.
     """
@@ -226,6 +227,7 @@ class ReplayResult:
     prefixes: LostPrefixes = field(default_factory=LostPrefixes)
     latency: Latency | None = None
     preset: str = ""
+    times: TimeSaved | None = None
     refused_tokens: int = 0
     needed: int = 0
 

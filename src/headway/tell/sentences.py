@@ -6,7 +6,7 @@ from headway.sizes import counted, format_bytes
 from headway.tell.comparison import Comparison, refusals
 from headway.tell.facts import Refused, RunFacts, Trend
 from headway.tell.labels import memory_text
-from headway.tell.latency import Latency
+from headway.tell.latency import Latency, TimeSaved
 from headway.tell.run import RunRecord
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "on_rates",
     "on_reasons",
     "on_refused",
+    "on_savings",
     "on_time",
     "on_waits",
     "on_waterfall",
@@ -40,7 +41,9 @@ def format_seconds(seconds: float) -> str:
     """Write a time for people: `1.5 s`, `12 ms`."""
     if seconds < 1.0:
         return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:,.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+    if seconds < 7200:
+        return f"{seconds:,.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+    return f"{seconds / 3600:,.1f} h"
 
 
 def on_rates(found: Comparison) -> str:
@@ -102,6 +105,21 @@ def waits(latency: Latency) -> str:
         f"first token within {format_seconds(first.p50)} for half and {format_seconds(first.p95)} for 95% of the "
         f"requests; {latency.answer_tokens:,.0f} tokens answered a second"
     )
+
+
+def on_savings(found: TimeSaved) -> str:
+    """What reuse is worth in time: prefill saved, the first token, throughput."""
+    first, before = found.first_token, found.first_token_before
+    text = (
+        f"By estimate, prefill takes {format_seconds(found.prefill)} without reuse, of which reuse saves "
+        f"{format_seconds(found.saved)}. Alone on the ranks, half of the requests have their first token within "
+        f"{format_seconds(first.p50)} instead of {format_seconds(before.p50)}, and 95% within "
+        f"{format_seconds(first.p95)} instead of {format_seconds(before.p95)}. With {found.at_once} answers at once, "
+        f"decoding takes {format_seconds(found.decoding)}, so throughput rises by {found.throughput_gain:.0%}"
+    )
+    if found.throughput_gain < 0.25 * found.saved / max(1e-12, found.prefill):
+        return f"{text}: most of the time goes into answers, which no cache of prefixes shortens."
+    return f"{text}."
 
 
 def on_waits(latency: Latency | None, wait: Trend | None) -> str:
@@ -258,7 +276,8 @@ def _on_clock(run: RunRecord) -> list[str]:
         return [f"Imitates {run.result.preset}; what is modelled and what is not: docs/replay.md."]
     clock, latency = run.policy.get("timing"), run.result.latency
     if latency is None:
-        return ["Requests end before the next begins."]
+        told = ["Requests end before the next begins."]
+        return [*told, f"Times are estimates: {run.result.times.estimate}."] if run.result.times else told
     told = [f"Times are estimates: {latency.estimate}. Communication and the host's work take no time."]
     if clock:
         speed, most = clock["speed"].removeprefix("x"), clock["at once"]

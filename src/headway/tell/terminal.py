@@ -16,7 +16,7 @@ from headway.tell.comparison import Comparison
 from headway.tell.facts import RunFacts, facts_of, hit_rates
 from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
-from headway.tell.sentences import on_making, on_refused, on_waterfall
+from headway.tell.sentences import on_making, on_refused, on_savings, on_waterfall
 
 __all__ = ["show", "show_runs"]
 
@@ -33,6 +33,8 @@ def show(run: RunRecord, console: Console) -> None:
     if facts.refused is not None:
         console.print(on_refused(facts.refused), "", sep="\n", style="bold red", markup=False, highlight=False)
     console.print(_table(tables.rates(result, result.preset.partition(",")[0] or "this cache")))
+    if result.times is not None:
+        console.print(on_savings(result.times), "", sep="\n", markup=False, highlight=False)
     console.print(_waterfall(facts))
     console.print(on_waterfall(facts), "", sep="\n", markup=False, highlight=False)
     for text in on_faults(facts.faults):

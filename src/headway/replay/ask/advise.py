@@ -119,7 +119,7 @@ def advise(
 
     found = study(Question(setting, requests, running), run)
     found = replace(found, faults=faults_of(source, requests, setting.configure()[0]))
-    share = hardware.gpu_share if hardware.gpu else None
+    share = hardware.gpu_share if hardware.gpu and hardware.memory is None else None
     checkpoint, draft = _checkpoint(model.model), model.draft is not None
     text = advice_text(found, share=share, running=running, checkpoint=checkpoint, draft=draft)
     (where.out / "advice.md").write_text(text, encoding="utf-8")
