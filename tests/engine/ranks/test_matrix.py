@@ -68,9 +68,11 @@ TENSORS = [
 ]
 """Ranks that share the weights, DCP, interleave and form of communication."""
 CASES += [Case(model, *rest, tp=tp) for model, (tp, *rest) in product(SHARED.values(), TENSORS)]
+CASES += [Case("KimiK3", *LAYOUTS[0]), Case("KimiK3", 4, 16, "a2a", tp=4), Case("KimiK3", 2, 1, "ag_rs", tp=4)]
 DRAFTERS = ("mtp", "dspark")
 DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, DRAFTERS)]
 DRAFTED += [Case(model, *rest, kind, tp) for model, (tp, *rest), kind in product(SHARED.values(), TENSORS, DRAFTERS)]
+DRAFTED += [Case("KimiK3", 2, 16, "ag_rs", "dspark", tp=4)]
 
 
 class Driver:

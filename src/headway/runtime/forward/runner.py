@@ -22,13 +22,13 @@ from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.batch import RunBatch, RunResult
 from headway.runtime.forward.finite import damage, extremes, finite_states
 from headway.runtime.forward.plan import ForwardPlan, PlanRules, forwards
-from headway.runtime.forward.short_chunks import short_chunks
 from headway.runtime.forward.views import PagedCache
 from headway.runtime.interface import RowFault
 from headway.runtime.model.attention import AttentionSwitch
 from headway.runtime.model.inspection import cache_argument
 from headway.runtime.model.layout import ModelLayout
 from headway.runtime.model.rotary import LongSet
+from headway.runtime.model.short_chunks import short_chunks
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["IN_FORWARD", "Judge", "ModelRunner"]
