@@ -7,7 +7,7 @@ headway serve FOLDER
 import argparse
 from pathlib import Path
 
-from headway.models.kimi_k3.tiny import write_tiny
+from headway.models.kimi_k3.tiny import write_tiny, write_tiny_draft
 from headway.runtime.sources import resolve_source
 
 
@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of its weights: the same one makes the same bytes")
     options = parser.parse_args()
     write_tiny(options.folder, Path(resolve_source(None)[1]), options.seed)
+    write_tiny_draft(options.folder / "draft", options.seed)
 
 
 if __name__ == "__main__":

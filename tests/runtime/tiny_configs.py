@@ -453,7 +453,8 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Gemma3Wide": ("Gemma3TextConfig", MODELS["Gemma3"][1] | {"num_attention_heads": 8, "num_key_value_heads": 4}),
+    "KimiK3Wide": ("KimiK3Config", MODELS["KimiK3"][1] | {"linear_num_heads": 8}),
     "NemotronHWide": ("NemotronHConfig", MODELS["NemotronH"][1] | {"n_groups": 4}),
     "DeepseekV2": ("DeepseekV2Config", MODELS["DeepseekV3"][1] | {"topk_method": "greedy"}),
 }
-"""For tensor parallelism: with heads, or groups of heads, for four ranks; and one whose heads share a latent."""
+"""For tensor parallelism: with heads, or groups of them, for four ranks or eight; and one whose heads share a latent."""

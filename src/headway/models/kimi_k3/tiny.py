@@ -1,5 +1,7 @@
 """Tiny random Kimi-K3 in exactly the published form, to try and to test: the real one has 2.8 trillion weights.
 
+And a drafter for it in the form of the published ones with latent attention, as random: its drafts are seldom right.
+
 Every branch of the model is there: a dense first layer, blocks of attention residuals and layers between, two layers of
 latent attention in a row at the end, experts packed in MXFP4, an `A_log` of 128 entries of which the first few count,
 tensors of the tower for images, and several files with an index. Numbers are drawn so that every part moves the logits.
@@ -17,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-__all__ = ["tiny_config", "write_tiny"]
+__all__ = ["tiny_config", "tiny_draft_config", "write_tiny", "write_tiny_draft"]
 
 _SHARDS = 3
 _GROUP = 32
@@ -229,3 +231,60 @@ def _moe(text: Mapping[str, Any], draw: _Draw) -> Iterator[tuple[str, Tensor]]:
             for part, tensor in draw.packed(rows, columns).items():
                 yield f"experts.{expert}.{name}.{part}", tensor
     yield from _mlp("shared_experts", hidden, width * text["num_shared_experts"], draw)
+
+
+def tiny_draft_config(layers: int = 17, vocabulary: int = 4096) -> dict[str, Any]:
+    """What `config.json` of a drafter for a tiny model of so many layers and tokens says."""
+    return {
+        "architectures": ["K3DSparkModel"],
+        "model_type": "k3_dspark",
+        "dtype": "bfloat16",
+        "vocab_size": vocabulary,
+        "draft_vocab_size": vocabulary,
+        "hidden_size": 64,
+        "target_hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "num_target_layers": 3,
+        "target_layer_ids": sorted({0, layers // 2, layers - 2}),
+        "block_size": 7,
+        "mask_token_id": vocabulary - 1,
+        "markov_rank": 16,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+
+
+def write_tiny_draft(folder: Path, seed: int = 0, config: Mapping[str, Any] | None = None) -> None:
+    """Write a drafter: the same bytes for the same arguments, as of `write_tiny`."""
+    config = tiny_draft_config() if config is None else config
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(dict(_draft_tensors(config, _Draw(seed))), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _draft_tensors(config: Mapping[str, Any], draw: _Draw) -> Iterator[tuple[str, Tensor]]:
+    hidden, vocabulary, rank = config["hidden_size"], config["vocab_size"], config["markov_rank"]
+    yield "context_proj.weight", draw.normal(hidden, len(config["target_layer_ids"]) * hidden)
+    yield "context_norm.weight", draw.norm(hidden)
+    for layer in range(config["num_hidden_layers"]):
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"layers.{layer}.{norm}.weight", draw.norm(hidden)
+        mixer = ((name, tensor) for name, tensor in _mla(config, draw) if name != "g_proj.weight")
+        yield from ((f"layers.{layer}.self_attn.{name}", tensor) for name, tensor in mixer)
+        yield from _mlp(f"layers.{layer}.mlp", hidden, config["intermediate_size"], draw)
+    yield "final_norm.weight", draw.norm(hidden)
+    yield "markov_head.markov_w1.weight", draw.normal(vocabulary, rank)
+    yield "markov_head.markov_w2.weight", draw.normal(vocabulary, rank)
+    yield "confidence_head.proj.weight", draw.normal(1, hidden + rank)
+    yield "confidence_head.proj.bias", draw.normal(1)
