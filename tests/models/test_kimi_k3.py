@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.drafting.published_drafts import save_published
 from tests.runtime.tiny_models import tiny_model
 from torch.nn import functional
 from transformers import AutoConfig, BailingHybridConfig
 from transformers.integrations.mxfp4 import FP4_VALUES
 from transformers.models.bailing_hybrid.modeling_bailing_hybrid import BailingHybridForgetGate
+from typer.testing import CliRunner
 
 from headway.cache import FullAttention, ParallelLayout, Recurrent
+from headway.cli import app
 from headway.errors import ModelError
 from headway.models.kimi_k3 import KimiK3Config
 from headway.models.kimi_k3.modeling import AttentionResidual, KimiK3DeltaAttention, situ
@@ -207,3 +210,19 @@ def test_mixtures_of_earlier_sums() -> None:
         scores = torch.stack([residual.proj(residual.norm(v))[..., 0] for v in (*blocks, total)])
         right = (scores.softmax(0)[..., None] * torch.stack([*blocks, total])).sum(0)
         assert torch.allclose(residual(total, blocks), right, atol=1e-6)
+
+
+def test_ranks_gain_room_for_the_bytes_that_they_split(published: Path, tmp_path: Path) -> None:
+    """Latents of a drafter are split like the target's: two ranks have room for twice the tokens. Heads are not."""
+    room = {}
+    for kind in ("none", "latent", "grouped"):
+        if kind != "none":
+            save_published(kind, load_model(str(published)).model, tmp_path / kind)
+        draft = kind if kind == "none" else str(tmp_path / kind)
+        options = [str(published), "--dcp", "2", "--memory", "64MiB", "--json", "--draft", draft]
+        found = json.loads(CliRunner().invoke(app, ["inspect", *options]).stdout)
+        room[kind] = found["capacity"]["tokens"] / found["tokens_on_one_rank"]
+    sizes = {g["name"]: g.get("bytes_per_token", 0) for g in found["groups"]}
+    whole = sizes["full"] + sizes["draft"]
+    assert room["none"] == room["latent"] == pytest.approx(2, rel=1e-3)
+    assert room["grouped"] == pytest.approx(whole / (sizes["full"] / 2 + sizes["draft"]), rel=0.02)

@@ -457,4 +457,4 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "NemotronHWide": ("NemotronHConfig", MODELS["NemotronH"][1] | {"n_groups": 4}),
     "DeepseekV2": ("DeepseekV2Config", MODELS["DeepseekV3"][1] | {"topk_method": "greedy"}),
 }
-"""For tensor parallelism: with heads, or groups of them, for four ranks or eight; and one whose heads share a latent."""
+"""For tensor parallelism: heads, or groups of them, for four or eight ranks; and one whose heads share a latent."""
