@@ -68,6 +68,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "advise": LazyCommand(
         "headway.replay.ask.advise:advise", "Say what to set for a trace and a model, and what it gains."
     ),
+    "lint": LazyCommand(
+        "headway.replay.ask.lint:lint", "Find what in prompts keeps known text from being reused, and what it costs."
+    ),
     "explain": LazyCommand(
         "headway.replay.ask.explain:explain", "Follow one request of a trace through the cache, and say why."
     ),

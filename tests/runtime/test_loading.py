@@ -64,7 +64,8 @@ def test_what_is_not_a_model(tmp_path: Path, saved: Path) -> None:
     (broken / "config.json").write_text('{"model_type": "no-such-model"}')
     no_weights = tmp_path / "no-weights"
     no_weights.mkdir()
-    (no_weights / "config.json").write_text((saved / "config.json").read_text())
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (no_weights / file).write_text((saved / file).read_text())
     for source, words in {
         str(tmp_path / "nothing"): "there is no directory",
         str(tmp_path): "without a config.json",

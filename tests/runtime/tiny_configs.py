@@ -48,6 +48,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.446,
         },
     ),
+    "KimiK3": (
+        "KimiK3Config",
+        MLA
+        | {
+            "intermediate_size": 96,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 6,
+            "q_lora_rank": 24,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "linear_head_dim": 16,
+            "linear_num_heads": 4,
+            "routed_expert_hidden_size": 48,
+            "attn_res_block_size": 3,
+            "layer_types": [*THREE_TO_ONE, "linear_attention", "full_attention"],
+        },
+    ),
     "BailingHybrid": (
         "BailingHybridConfig",
         MLA
@@ -436,7 +453,8 @@ WIDE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Gemma3Wide": ("Gemma3TextConfig", MODELS["Gemma3"][1] | {"num_attention_heads": 8, "num_key_value_heads": 4}),
+    "KimiK3Wide": ("KimiK3Config", MODELS["KimiK3"][1] | {"linear_num_heads": 8}),
     "NemotronHWide": ("NemotronHConfig", MODELS["NemotronH"][1] | {"n_groups": 4}),
     "DeepseekV2": ("DeepseekV2Config", MODELS["DeepseekV3"][1] | {"topk_method": "greedy"}),
 }
-"""For tensor parallelism: with heads, or groups of heads, for four ranks; and one whose heads share a latent."""
+"""For tensor parallelism: heads, or groups of them, for four or eight ranks; and one whose heads share a latent."""

@@ -15,6 +15,8 @@ import transformers
 from tests.runtime.tiny_configs import COMMON, LONG, MODELS, MORE, REFUSED, WIDE
 from transformers import PreTrainedModel
 
+from headway.models import kimi_k3
+
 SOUND = (
     "KimiLinear",
     "BailingHybrid",
@@ -34,6 +36,7 @@ SOUND = (
     "MiMoV2Flash",
     "Mamba2",
     "Zamba2",
+    "KimiK3",
 )
 """Models of `MODELS` whose chunked continuation equals their own full forward in transformers."""
 
@@ -44,7 +47,7 @@ ALSO_SOUND = (*MORE, *LONG)
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
     """Return the tiny model `name` in fp32 on the CPU. The same object for the same arguments: do not change it."""
     config_name, arguments = (MODELS | MORE | WIDE | LONG | REFUSED)[name]
-    config = getattr(transformers, config_name)(**(COMMON | arguments))
+    config = getattr(kimi_k3 if hasattr(kimi_k3, config_name) else transformers, config_name)(**(COMMON | arguments))
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     return with_random_weights(model, seed)
@@ -53,9 +56,10 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
 def with_random_weights(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Draw a model's weights anew, in place, and let it answer beyond its end token; returns it."""
     generator = torch.Generator().manual_seed(seed)
+    step = -4.0 if hasattr(model.config, "linear_lower_bound") else -2.0  # a bounded gate forgets faster
     with torch.no_grad():
         for path, parameter in model.named_parameters():
-            centre = -2.0 if path.endswith("dt_bias") else parameter if "norm" in path else 0.0
+            centre = step if path.endswith("dt_bias") else parameter if "norm" in path else 0.0
             parameter.copy_(centre + torch.empty_like(parameter).normal_(0.0, 0.15, generator=generator))
     model.generation_config.eos_token_id = None
     return model

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
 from tests.server.fakes import listening
+from tests.server.tiny import TEMPLATE, save_model, tokenizer
 
 from headway.cache import Explanation
 from headway.engine import EngineConfig, GenerationRequest, RequestResult
 from headway.engine.build import build_engine
 from headway.engine.request import RunningRequest
-from headway.errors import ConfigError
-from headway.replay import ReplayConfig, read_trace, replay_trace
+from headway.errors import ConfigError, TraceError
+from headway.replay import ReplayConfig, endless_matches, read_trace, replay_trace
 from headway.server import ServerOptions
 from headway.server.recorder import Recorder, check_recording
 
@@ -152,3 +154,68 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog:
     assert len(told) == 1
     assert "No space left on device; 2 requests are in it" in told[0]
     assert len(read_trace(path)) == recorder.written == 2, "the line that was cut is not left behind"
+
+
+def test_a_chat_log_replays_to_what_the_server_gave(tmp_path: Path) -> None:
+    """Every answer begins with something that history does not show, so ends of messages carry all the reuse.
+
+    Three users in five turns, once as the recording and once as the log of a gateway.
+    """
+    model = save_model(tmp_path / "model")
+    words = tokenizer()
+    words.chat_template = TEMPLATE.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
+    words.save_pretrained(model)
+    recording, log = tmp_path / "tokens.jsonl", tmp_path / "log.jsonl"
+    built = build_engine(str(model), EngineConfig(memory=8 << 20, max_batched_tokens=32, max_running=4))
+    lines, cached, prompts = [], 0, 0
+    recorder = Recorder(recording, "tokens", "tiny")
+    with (
+        listening(built.engine.start(), built.tokenizer, ServerOptions("tiny", recorder=recorder)) as (url, _),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        talks: list[list[Any]] = [[SYSTEM] for _ in range(3)]
+        for turn in range(5):
+            for number, messages in enumerate(talks):
+                parts = [{"type": "text", "text": f"{turn}. Where is"}, {"type": "text", "text": f"book {number}?"}]
+                messages.append({"role": "user", "content": parts if turn % 2 else f"{turn}. Where is book {number}?"})
+                body = {"model": "tiny", "messages": messages, "max_tokens": 8, "temperature": 0}
+                answer = http.post("/v1/chat/completions", json=body).json()
+                lines.append(json.dumps({"timestamp": len(lines), "request": body, "response": {"body": answer}}))
+                cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                prompts += answer["usage"]["prompt_tokens"]
+                messages.append({"role": "assistant", "content": f"On shelf {turn}, as {number} of 9."})
+        config = built.engine.cache.config
+    log.write_text("\n".join(lines))
+    size = config.blocks * config.geometry().block_bytes
+    for path, words_of in ((recording, None), (log, str(model))):
+        result = replay_trace(read_trace(path, tokenizer=words_of), ReplayConfig(config.groups, size, cost=config.cost))
+        assert (result.whole.hit_tokens, result.whole.prompt_tokens) == (cached, prompts), path.name
+    assert cached > prompts / 2
+
+
+def test_a_chat_log_is_refused_where_the_server_would(tiny_model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    good = {"messages": [{"role": "user", "content": "a"}]}
+    for wrong, message in (
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "images are"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({**good, "chat_template_kwargs": {"chat_template": "x"}}, "may not set chat_template"),
+    ):
+        log.write_text("\n".join(json.dumps(line) for line in (good, wrong)))
+        with pytest.raises(TraceError, match=rf"log\.jsonl, line 2: .*{message}"):
+            read_trace(log, tokenizer=str(tiny_model))
+    bare = tokenizer()
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path / "bare")
+    with pytest.raises(TraceError, match=r"line 1: .*no chat template"):
+        read_trace(log, tokenizer=str(tmp_path / "bare"))
+
+
+def test_requests_of_other_salts_share_nothing_in_a_chat_log(tiny_model: Path, tmp_path: Path) -> None:
+    messages = [SYSTEM, {"role": "user", "content": "Where?"}]
+    salts = (None, None, "a", "a", "b")
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"messages": messages, "cache_salt": salt}) for salt in salts))
+    trace = read_trace(log, tokenizer=str(tiny_model))
+    most = int(trace.prompt_tokens[0]) - 1
+    assert endless_matches(trace).tolist() == [0, most, 0, most, 0]

@@ -57,9 +57,8 @@ def run(
         second_half_kinds={},
         memory=[Memory(0, 0.0, 0, 0, 0), Memory(10, 9.0, 1000, 250, 5)],
         refused=0,
-        starved=0,
         seconds=0.1,
-        clairvoyant=figures(400, {}, 500),
+        clairvoyant=figures(400, {"parted": 500, "evicted": 100}, 500),
         over_time=spans,
         prefixes=LostPrefixes(2, 200, [SharedStretch(0, 64, 6, 0, 9, 150, 30), SharedStretch(64, 128, 2, 1, 5, 50, 0)]),
     )

@@ -77,7 +77,7 @@ def test_the_record_is_whole_without_what_counters_do_not_say():
         (1000, 39, {"evicted": 61}, "bad", "39% of what could be reused is reused"),
         (1000, 500, {"evicted": 20}, "good", "96% of what could be reused is reused; 48% of the prompt tokens are new"),
         (1000, 300, {"evicted": 200, "state_never_taken": 20}, "fair", "largest loss is evicted, 20% of the prompt"),
-        (1000, 0, {"state_never_taken": 900}, "bad", "To mend it: add interval:N to --placement"),
+        (1000, 0, {"state_never_taken": 900}, "bad", "To mend it: try other places for checkpoints"),
     ],
 )
 def test_the_cache_is_judged_by_what_could_be_reused(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tell.results import GB, latency, run
+from tests.tell.results import GB, figures, latency, run
 
 from headway.cli import main
 from headway.errors import ConfigError
@@ -18,7 +18,7 @@ from headway.replay.ask.record import record_of
 from headway.tell import compare, facts_of, sentences
 from headway.tell.labels import run_labels
 from headway.tell.page import report_page
-from headway.tell.run import GroupSize, RunRecord
+from headway.tell.run import GroupSize, Kind, LostPrefixes, RunRecord, SharedStretch, Span
 
 VOID = {"meta", "br", "path", "use", "circle", "rect", "line", "stop"}
 
@@ -123,24 +123,26 @@ def test_times_are_shown_where_there_are_any() -> None:
     runs = [run(latency=latency(4.0, growth=3.0)), run(memory=7 * GB), run(memory=9 * GB, latency=latency(0.3))]
     page = read(page_of(runs)).text
     assert "20 GB: By estimate, half of the requests have their first token within 4 s" in page
-    assert "Waits grow, from 4 s in the first quarter of the requests to 12 s in the last" in page
+    assert "Waits grow all along, from 4 s in the first eighth of the requests to 12 s in the last" in page
     assert "0.9 s" not in page
     assert "900 ms" in page, "99% of the run with 9 GB"
 
 
-def test_refused_requests_are_neither_new_nor_savable() -> None:
-    """Of 1,000 tokens 300 are refused, of which an endless memory would reuse 100; 400 are new, 100 evicted."""
-    refused = run(200, {"parted": 400, "evicted": 100, "refused": 300}, refused=2)
-    refused = replace(refused, result=replace(refused.result, whole=replace(refused.result.whole, endless_tokens=400)))
-    text = sentences.on_waterfall(facts_of(refused))
-    assert "Of 100 prompt tokens, 40.0 were new" in text
-    assert "2 of 10 requests were refused, with 30.0 of 100 tokens: larger than the memory." in text
-    assert "The largest loss is evicted, 10.0 of 100" in text
-    assert [(line.name, line.tokens) for line in facts_of(refused).lost] == [("evicted", 100)]
-    page = read(page_of([refused])).text
-    assert "endless memory 40.0%" in page, "not 60%: what was refused would not all be reused"
-    only = run(0, {"parted": 400, "refused": 600}, refused=3)
-    assert "All others were reused" not in sentences.on_waterfall(facts_of(only))
+def test_refused_requests_are_told_first_and_change_no_rate() -> None:
+    lost = {"parted": 400, "evicted": 100}
+    refused = run(200, lost, refused=2, refused_tokens=300, needed=30 * GB)
+    told = (
+        "2 of 12 requests need more than the whole memory and would be refused (30.0% of the prompt tokens). With 30.0 "
+        "GB per rank, all would be served. The figures are those of the others."
+    )
+    found = compare([refused], labels=["this run"])
+    assert sentences.on_rates(found).startswith(told)
+    assert sentences.on_rates(found).removeprefix(told + " ") == sentences.on_rates(compare([run(200, lost)]))
+    assert sentences.on_waterfall(facts_of(refused)) == sentences.on_waterfall(facts_of(run(200, lost)))
+    assert "refused" not in sentences.on_rates(compare([run(200, lost)]))
+    both = sentences.on_rates(compare([refused, run(100, lost)]))
+    assert both.endswith("1 run refused more requests, and cannot be compared.")
+    assert "The worst run" not in both
 
 
 def test_no_runs() -> None:
@@ -192,25 +194,36 @@ def test_sentences() -> None:
     assert sentences.on_rates(compare([run()], labels=["this run"])) == (
         "This cache reuses 30.0% of the prompt tokens, which saves 30.0% of the prefill compute. An endless memory "
         "would reuse 50.0%, so 60% of what this traffic has to give is taken. A cache of the same size that knows the "
-        "future reaches 100.0%."
+        "future reaches 40.0%."
     )
+    low = run(450, {"parted": 500, "evicted": 50})
+    assert "knows the future" not in sentences.on_rates(compare([low])), "an estimate below what was reached"
+    nothing = run(0, {"nothing_matched": 1000})
+    assert sentences.on_rates(
+        compare([replace(nothing, result=replace(nothing.result, whole=figures(0, {"parted": 9}, 0)))])
+    ) == ("No prompt begins like an earlier one: there is nothing to reuse, whatever the memory.")
     vllm = run(300, {"parted": 500, "state_never_taken": 200}, policy={"preset": "vllm-0.32"})
     assert sentences.on_rates(compare([vllm], labels=["this run"])).startswith("The preset vllm-0.32 reuses 30.0%")
     assert "To mend it" not in sentences.on_waterfall(facts_of(vllm)), "a preset has no --placement"
-    assert "add interval:N to --placement" in sentences.on_waterfall(
-        facts_of(run(300, {"parted": 5, "state_never_taken": 2}))
+    assert "try other places for checkpoints" in sentences.on_waterfall(
+        facts_of(run(300, {"parted": 50, "state_never_taken": 20}))
     )
-    assert sentences.on_waterfall(facts_of(run(40_000, {"parted": 9_990, "state_never_taken": 10}))) == (
-        "Of 100 prompt tokens, 20.0 were new: no cache can save them. Hardly any other token was lost."
-    ), "a loss of 0.0 of 100 needs no remedy"
+    for never in (10, 490):
+        lost = {"parted": 10_000 - never, "state_never_taken": never}
+        assert sentences.on_waterfall(facts_of(run(40_000, lost))).endswith(
+            "new: no cache of prefixes can save them. Hardly any other token was lost."
+        ), "a loss of less than 1 of 100 needs no remedy"
+    assert "All others were reused" in sentences.on_waterfall(facts_of(run(300, {"parted": 500})))
+    assert "All others were reused" not in sentences.on_waterfall(facts_of(run(0, {"parted": 500})))
     assert sentences.on_waterfall(facts_of(run())) == (
-        "Of 100 prompt tokens, 50.0 were new: no cache can save them. The largest loss is evicted, 20.0 of 100: was "
-        "kept, and had to make room. To mend it: give more memory, split the attention over more ranks (--dcp), or "
-        "make states smaller."
+        "Of 100 prompt tokens, 50.0 were new: no cache of prefixes can save them. The largest loss is evicted, 20.0 of "
+        "100: was kept, and had to make room. To mend it: give more memory, or make states smaller (--state-dtype)."
     )
     assert sentences.on_reasons(
         compare([run(100, {"parted": 500, "evicted": 400}), run()], labels=["low", "high"])
     ) == ("From the worst run (low) to the best (high), evicted falls by 20.0 points: was kept, and had to make room.")
+    equal = compare([run(memory=7 * GB), run()])
+    assert sentences.on_reasons(equal) == "No line of the best run is smaller than in the worst."
     # A state of 50 MB against 8,000 bytes a token over 8 ranks: 50,000 tokens. 250 of 1,000 bytes are checkpoints.
     assert sentences.on_memory(facts_of(run())) == (
         "One checkpoint takes 50.0 MB of a rank, as much as the attention of 50,000 tokens. At the end 25% of the "
@@ -221,17 +234,44 @@ def test_sentences() -> None:
         "150 checkpoints were taken; 55% of them were evicted before anybody used them. junction pays best (80% "
         "reused), prompt_end least (10%)."
     )
-    assert "[0, 64), which 6 requests pass: 150 tokens" in sentences.on_prefixes(facts_of(run()))
+    same = run(kinds={"prompt_end": Kind(100, 0, 0, 0, 0), "junction": Kind(50, 0, 0, 0, 0)})
+    assert "pays best" not in sentences.on_checkpoints(facts_of(same)), "of two kinds that never pay none is best"
+    told = sentences.on_prefixes(facts_of(run()))
+    assert "[0, 64), which 6 requests pass: 150 tokens" in told
+    assert "pin them" in told
+    spread = LostPrefixes(9, 200, [SharedStretch(0, 64, 2, 0, 9, 150, 30)])
+    assert "pin them" not in sentences.on_prefixes(facts_of(run(prefixes=spread)))
 
 
-def test_time_and_memory_have_a_direction() -> None:
-    rising = run(0).result.over_time[:5] + run(900).result.over_time[5:]
-    assert sentences.on_time(facts_of(run(over_time=rising))).startswith("The hit rate rises: 0.0% of the tokens")
-    assert sentences.on_time(facts_of(run(over_time=rising[::-1]))).startswith("The hit rate falls: 90.0%")
-    assert sentences.on_time(facts_of(run())).startswith("The hit rate is steady")
+def test_time_has_a_direction_only_where_the_whole_curve_has() -> None:
+    def told(*hits: int, endless: int = 95) -> str:
+        spans = [Span(i, i + 1, float(i), 100, hit, endless) for i, hit in enumerate(hits)]
+        return sentences.on_time(facts_of(run(over_time=spans)))
+
+    assert told(*range(0, 100, 10)) == (
+        "The hit rate rises, from 0.0% of the tokens in the first tenth of the requests to 90.0% in the last. The "
+        "memory was not full at first: trust the later figures more."
+    )
+    assert told(*range(90, -10, -10)).startswith("The hit rate falls, from 90.0%")
+    assert "outgrows" not in told(*range(90, -10, -10)), "the memory is nearly empty"
+    both_ends_low = told(0, 50, 90, 90, 90, 90, 90, 90, 50, 3)
+    assert both_ends_low == "The hit rate goes up and down: between 0.0% and 90.0% in every tenth of the requests."
+    assert told(*[30] * 10).startswith("The hit rate is steady: between 30.0% and 30.0%")
+    assert told(*[30] * 9) == "The trace is short: the hit rate has no trend yet."
+
+
+def test_what_more_memory_buys() -> None:
     more = sentences.on_memory_sizes(compare([run(400, memory=80 * GB), run()]))
     assert "From 20 GB to 80 GB per rank, the hit rate goes from 30.0% to" in more
     assert "More memory hardly helps" in sentences.on_memory_sizes(compare([run(memory=80 * GB), run()]))
+    all_there_is = {"parted": 500}
+    enough = sentences.on_memory_sizes(compare([run(500, all_there_is, memory=80 * GB), run(500, all_there_is)]))
+    assert enough.endswith("That is all that an endless memory would reuse.")
+    assert "hardly helps" not in enough, "nothing is lost"
+    refused = run(250, memory=7 * GB, refused=1, refused_tokens=10, needed=9 * GB)
+    told = sentences.on_memory_sizes(compare([refused, run(), run(400, memory=80 * GB)]))
+    assert told.startswith("7 GB per rank does not serve all requests. From 20 GB to 80 GB per rank")
+    assert "Fewer than two sizes" in sentences.on_memory_sizes(compare([refused, run()]))
 
 
 def test_the_command_joins_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

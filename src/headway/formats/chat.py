@@ -1,28 +1,88 @@
-"""Logs of an OpenAI-style chat API, one inner a line, tokenised here.
+"""Logs of an OpenAI-style chat API, one request a line, and files of whole dialogues; tokenised here.
 
-The inner is the line itself, or its `body` or `request`; it has `messages`, or `prompt` (a text). The answer, where
+The request is the line itself, or its `body` or `request`; it has `messages`, or `prompt` (a text). The answer, where
 the log has it, is in `choices` of the line or of its `response` (or `response.body`), or is `response` as a text.
 The time is `timestamp`, `created` or `time`: seconds, or a date in ISO 8601. Everything else passes.
+
+A line with `traj` is a whole dialogue, as tau-bench writes them: every message of the assistant answers those before.
+
+What a request is in tokens, and where its messages end, says a `ChatRenderer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
-from headway.errors import ConfigError, TraceError
+from headway.errors import RequestError, TraceError
 from headway.formats.lines import Count, Line
 from headway.formats.trace import TraceBuilder
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-__all__ = ["ChatTokenizer", "chat_messages", "chat_tokenizer", "read_chat"]
+__all__ = ["ByteRenderer", "ChatEntry", "ChatRenderer", "Rendered", "add_chat", "chat_entries", "read_chat"]
 
 Messages = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt in tokens.
+
+    Attributes:
+        tokens: Its tokens.
+        boundaries: Where its messages end, in tokens, ascending.
+        salt: Only requests with the same salt share prefixes.
+    """
+
+    tokens: Sequence[int]
+    boundaries: Sequence[int] = ()
+    salt: str = ""
+
+
+class ChatRenderer(Protocol):
+    """Makes tokens of requests."""
+
+    def prompt(self, body: Mapping[str, Any]) -> Rendered:
+        """The prompt of a request, up to where the answer begins.
+
+        Raises:
+            RequestError: A request that would not be taken, such as messages that the chat template refuses.
+        """
+
+    def text(self, messages: Messages, tools: Any) -> str:
+        """The text of a prompt."""
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text alone."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that one token stands for."""
+
+
+class ByteRenderer:
+    """Every byte a token, and every message under its role: nothing to download, and no model's own form."""
+
+    def prompt(self, body: Mapping[str, Any]) -> Rendered:
+        """The prompt of a request."""
+        if body.get("messages") is None:
+            return Rendered(self.encode(str(body["prompt"])), salt=str(body.get("cache_salt") or ""))
+        return Rendered(self.encode(self.text(body["messages"], body.get("tools"))), salt=body.get("cache_salt") or "")
+
+    def text(self, messages: Messages, tools: Any) -> str:
+        """The text of a prompt."""
+        head = f"<|tools|>{tools}\n" if tools else ""
+        return head + "".join(f"<|{m.get('role', 'user')}|>{_content(m)}\n" for m in messages) + "<|assistant|>"
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of a text."""
+        return list(text.encode())
+
+    def piece(self, token: int) -> bytes:
+        """The byte itself."""
+        return bytes([token])
 
 
 class _Request(msgspec.Struct):
@@ -35,6 +95,15 @@ class _Answer(msgspec.Struct):
     choices: list[dict[str, Any]] | None = None
 
 
+class _Usage(msgspec.Struct):
+    completion_tokens: Count | None = None
+
+
+class _Dialogue(msgspec.Struct):
+    traj: list[dict[str, Any]]
+    tools: Any = None
+
+
 class _Timed(msgspec.Struct):
     timestamp: float | str | None = None
     created: float | str | None = None
@@ -42,95 +111,89 @@ class _Timed(msgspec.Struct):
     output_length: Count | None = None
 
 
-class ChatTokenizer:
-    """Turns messages into tokens.
+@dataclass(frozen=True)
+class ChatEntry:
+    """A request of a log.
 
     Attributes:
-        render: The text of a prompt, from its messages and its tools, up to where the answer begins.
-        loaded: The tokenizer of transformers; None for bytes.
+        line: Where it stands, for messages.
+        body: The request.
+        answer: The text of its answer, empty where the log has none.
+        answer_tokens: Tokens of the answer as far as the log says.
+        time: Seconds of arrival.
+        session: Number of its dialogue where the log holds whole ones, else -1.
     """
 
-    def __init__(
-        self,
-        encode: Callable[[str], list[int]],
-        render: Callable[[Messages, Any], str],
-        loaded: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        """Use `render(messages, tools)` for the text of a prompt and `encode` for its tokens."""
-        self._encode, self.render, self.loaded = encode, render, loaded
-
-    def prompt(self, messages: Messages, tools: Any) -> list[int]:
-        """Tokens of a prompt, up to where the answer begins."""
-        return self._encode(self.render(messages, tools))
-
-    def text(self, text: str) -> list[int]:
-        """Tokens of a text."""
-        return self._encode(text)
+    line: Line
+    body: Mapping[str, Any]
+    answer: str
+    answer_tokens: int
+    time: float
+    session: int = -1
 
 
-def chat_tokenizer(name: str | None) -> ChatTokenizer:
-    """The tokenizer of that name: "bytes" (every byte a token; nothing to download), or one of transformers.
+def chat_entries(lines: Iterator[Line]) -> Iterator[ChatEntry]:
+    """The requests of a log.
 
     Raises:
-        ConfigError: None named, or one that cannot be loaded.
+        TraceError: Names the line and the field.
     """
-    if name is None:
-        raise ConfigError("a chat log holds text: name the model's tokenizer with --tokenizer (a folder or a hub id)")
-    if name == "bytes":
-        return ChatTokenizer(lambda text: list(text.encode()), _plain)
-    try:
-        from transformers import AutoTokenizer
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"tokenizer {name!r} needs transformers: pip install 'headway[serve]', or use --tokenizer bytes"
-        ) from None
-    try:
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}") from None
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = loaded(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
-
-    def render(messages: Messages, tools: Any) -> str:
-        if not loaded.chat_template:
-            return _plain(messages, tools)
-        given: Any = messages  # it takes parts of messages as well, whatever its annotation says
-        return str(loaded.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=True))
-
-    return ChatTokenizer(encode, render, loaded)
+    for number, line in enumerate(lines):
+        if line.has("traj"):
+            yield from _dialogue(number, line)
+            continue
+        inner = _inner(line, "body", "request")
+        request, timed = inner.to(_Request), line.to(_Timed)
+        if request.messages is None and request.prompt is None:
+            raise inner.fault("prompt", f"is missing; found {', '.join(map(repr, sorted(inner.fields)))}")
+        answer, told = _answer(line)
+        yield ChatEntry(inner, inner.fields, answer, max(told, timed.output_length or 0), _time(line, timed))
 
 
-def read_chat(lines: Iterator[Line], builder: TraceBuilder, tokenizer: ChatTokenizer) -> None:
+def read_chat(lines: Iterator[Line], builder: TraceBuilder, renderer: ChatRenderer) -> None:
     """Read a chat log.
 
     Raises:
         TraceError: Names the line and the field.
     """
-    for line in lines:
-        inner = _inner(line, "body", "request")
-        request, timed = inner.to(_Request), line.to(_Timed)
-        if request.messages is not None:
-            try:
-                tokens = tokenizer.prompt(request.messages, request.tools)
-            except (TypeError, ValueError, KeyError) as error:
-                raise inner.fault("messages", f"the chat template refuses them: {error}") from None
-        elif request.prompt is not None:
-            tokens = tokenizer.text(str(request.prompt))
-        else:
-            raise inner.fault("prompt", f"is missing; found {', '.join(map(repr, sorted(inner.fields)))}")
-        answer = tokenizer.text(_answer(line))
-        try:
-            builder.add_tokens(tokens, answer, _time(line, timed), answer_tokens=timed.output_length or 0)
-        except TraceError as error:
-            raise line.fault("", str(error)) from None
+    for entry in chat_entries(lines):
+        add_chat(entry, entry.body, builder, renderer)
 
 
-def chat_messages(line: Line) -> tuple[Messages, Any]:
-    """The messages and tools of a request of a chat log; no messages where its prompt is a text."""
-    request = _inner(line, "body", "request").to(_Request)
-    return request.messages or [], request.tools
+def add_chat(entry: ChatEntry, body: Mapping[str, Any], builder: TraceBuilder, renderer: ChatRenderer) -> None:
+    """Add a request of a log, with that body, to a trace.
+
+    Raises:
+        TraceError: A body that the renderer refuses; names the line and the field.
+    """
+    try:
+        found = renderer.prompt(body)
+        builder.add_tokens(
+            found.tokens,
+            renderer.encode(entry.answer),
+            entry.time,
+            answer_tokens=entry.answer_tokens,
+            boundaries=found.boundaries,
+            scope=found.salt or None,
+        )
+    except RequestError as error:
+        raise entry.line.fault(error.param or "", str(error)) from None
+    except TraceError as error:
+        raise entry.line.fault("", str(error)) from None
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise entry.line.fault("messages", f"cannot be rendered: {error}") from None
+
+
+def _dialogue(number: int, line: Line) -> Iterator[ChatEntry]:
+    """The requests of a whole dialogue, a second apart."""
+    found = line.to(_Dialogue)
+    turns = [i for i, message in enumerate(found.traj) if message.get("role") == "assistant" and i]
+    if not turns:
+        raise line.fault("traj", "no message of the assistant answers others")
+    tools = {} if found.tools is None else {"tools": found.tools}
+    for turn, i in enumerate(turns):
+        body = {"messages": found.traj[:i]} | tools
+        yield ChatEntry(line, body, _text_of(found.traj[i]), 0, float(turn), number)
 
 
 def _inner(line: Line, *names: str) -> Line:
@@ -141,16 +204,21 @@ def _inner(line: Line, *names: str) -> Line:
     return line
 
 
-def _answer(line: Line) -> str:
-    """The text of the answer, empty where the log has none."""
+def _answer(line: Line) -> tuple[str, int]:
+    """The text of the answer, empty where the log has none, and how many tokens it had as far as the log says."""
     found = line.fields.get("response")
     if isinstance(found, str):
-        return found
+        return found, 0
     response = _inner(_inner(line, "response"), "body")
     choices = response.to(_Answer).choices
     if not choices:
-        return ""
-    message = _inner(Line(line.where, choices[0]), "message").fields
+        return "", 0
+    usage = response.fields.get("usage")
+    told = Line(line.where, usage, "usage.").to(_Usage).completion_tokens if isinstance(usage, dict) else 0
+    return _text_of(_inner(Line(line.where, choices[0]), "message").fields), told or 0
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content", message.get("text"))
     return content if isinstance(content, str) else ""
 
@@ -169,13 +237,7 @@ def _time(line: Line, timed: _Timed) -> float:
     return 0.0
 
 
-def _plain(messages: Messages, tools: Any) -> str:
-    """A prompt for tokenizers without a chat template: every message under its role."""
-    head = f"<|tools|>{tools}\n" if tools else ""
-    return head + "".join(f"<|{m.get('role', 'user')}|>{_content(m)}\n" for m in messages) + "<|assistant|>"
-
-
-def _content(message: dict[str, Any]) -> str:
+def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from headway.errors import ConfigError, TraceError
@@ -19,12 +19,12 @@ from headway.formats.blocks import (
     read_weka,
     weka_width,
 )
-from headway.formats.chat import chat_tokenizer, read_chat
+from headway.formats.chat import ChatEntry, ChatRenderer, chat_entries, read_chat
 from headway.formats.lines import Line, read_lines
 from headway.formats.recording import read_recording, recording_width
 from headway.formats.trace import Trace, TraceBuilder
 
-__all__ = ["FORMATS", "Format", "read_line", "read_trace"]
+__all__ = ["FORMATS", "Format", "read_entries", "read_trace"]
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ FORMATS: dict[str, Format] = {
         "never",
     ),
     "chat": Format(
-        "a log of an OpenAI-style chat API; needs --tokenizer",
-        lambda first: any(first.has(name) for name in ("messages", "body", "request", "prompt")),
+        "a log of an OpenAI-style chat API, or dialogues as tau-bench writes them (traj); needs --tokenizer",
+        lambda first: any(first.has(name) for name in ("messages", "body", "request", "prompt", "traj")),
         None,
         1,
         "recorded",
@@ -106,7 +106,7 @@ def read_trace(
     *,
     format: str = "auto",
     block_tokens: int | None = None,
-    tokenizer: str | None = None,
+    renderer: ChatRenderer | None = None,
     limit: int | None = None,
 ) -> Trace:
     """Read a trace from a file (plain, gzip or Zstandard) or from the files of a folder, in order of their names.
@@ -115,7 +115,7 @@ def read_trace(
         path: File or folder.
         format: A name of `FORMATS`, or "auto" to tell from the first object.
         block_tokens: Tokens in a block, where a trace differs from its format's usual.
-        tokenizer: Name of a tokenizer, for chat logs.
+        renderer: What makes tokens of chat logs.
         limit: Stop after that many requests.
 
     Raises:
@@ -130,7 +130,7 @@ def read_trace(
         raise TraceError(f"{path}: the file is empty")
     name = _told(first) if format == "auto" else format
     form = FORMATS[name]
-    if tokenizer is not None and form.read is not None:
+    if renderer is not None and form.read is not None:
         raise ConfigError(
             f"--tokenizer: is for chat logs, and {path} is read as {name}: leave it out, or give --format"
         )
@@ -140,23 +140,24 @@ def read_trace(
     builder = TraceBuilder(str(path), name, width, form.outputs)
     whole = chain((first,), lines)
     if form.read is None:
-        read_chat(_some(whole, builder, limit), builder, chat_tokenizer(tokenizer))
+        if renderer is None:
+            raise ConfigError(
+                "a chat log holds text: name the model's tokenizer with --tokenizer (a folder or a hub id)"
+            )
+        read_chat(_some(whole, builder, limit), builder, renderer)
     else:
         form.read(_some(whole, builder, limit), builder)
     trace = builder.build().head(limit) if limit else builder.build()
     return trace if trace.outputs != "recorded" or trace.has_answers else replace(trace, outputs="never")
 
 
-def read_line(path: str | Path, ordinal: int) -> Line:
-    """One object of a trace, by its number.
+def read_entries(path: str | Path) -> Iterator[ChatEntry]:
+    """The requests of a chat log, in the order of the file.
 
     Raises:
-        TraceError: There is none.
+        TraceError: A file that cannot be read as one; names file, line and field.
     """
-    found = next(islice(chain.from_iterable(read_lines(file) for file in _files(Path(path))), ordinal, None), None)
-    if found is None:
-        raise TraceError(f"{path}: there is no object {ordinal:,}: has the file changed?")
-    return found
+    return chat_entries(chain.from_iterable(read_lines(file) for file in _files(Path(path))))
 
 
 def _some(lines: Iterator[Line], builder: TraceBuilder, limit: int | None) -> Iterator[Line]:

@@ -114,6 +114,25 @@ class Trace:
             ordinals=self.ordinals[:n],
         )
 
+    def take(self, requests: Longs) -> Trace:
+        """Some of the requests, int64 [n], in that order."""
+        symbols, offsets = _reorder(self.symbols, self.offsets, requests)
+        answers, answer_offsets = _reorder(self.answers, self.answer_offsets, requests)
+        boundaries, boundary_offsets = _reorder(self.boundaries, self.boundary_offsets, requests)
+        return replace(
+            self,
+            symbols=symbols,
+            offsets=offsets,
+            prompt_tokens=self.prompt_tokens[requests],
+            answer_tokens=self.answer_tokens[requests],
+            times=self.times[requests],
+            answers=answers,
+            answer_offsets=answer_offsets,
+            boundaries=boundaries,
+            boundary_offsets=boundary_offsets,
+            ordinals=self.ordinals[requests],
+        )
+
     def cut_answers(self, tokens: int | None) -> Trace:
         """The same requests with answers of at most `tokens` tokens; None: as they are.
 
@@ -232,8 +251,11 @@ class TraceBuilder:
         *,
         answer_tokens: int = 0,
         boundaries: Sequence[int] = (),
+        scope: Hashable = None,
     ) -> None:
         """Add a request given by token ids (width 1); `answer_tokens` where the answer's tokens are not known.
+
+        Tokens of different scopes are different.
 
         Raises:
             TraceError: No tokens, a token id out of range, or a boundary outside.
@@ -241,8 +263,8 @@ class TraceBuilder:
         if len(tokens) == 0:
             raise TraceError("an empty prompt: it needs at least one token")
         try:
-            self._symbols.extend(tokens)
-            self._answers.extend(answer)
+            self._symbols.extend(tokens if scope is None else self._scoped(tokens, scope))
+            self._answers.extend(answer if scope is None else self._scoped(answer, scope))
         except (OverflowError, TypeError) as error:
             raise TraceError(f"token ids must be integers that fit 32 bits: {error}") from None
         if min(tokens) < 0 or min(answer, default=0) < 0:
@@ -258,32 +280,23 @@ class TraceBuilder:
         if not self._prompts:
             raise TraceError(f"{self._name}: no request in this trace")
         times = np.array(self._times)
-        symbols, offsets = np.array(self._symbols, dtype=np.int32), np.array(self._ends)
-        answers, answer_offsets = np.array(self._answers, dtype=np.int32), np.array(self._answer_ends)
-        boundaries, boundary_offsets = np.array(self._boundaries, dtype=np.int64), np.array(self._boundary_ends)
-        prompts, outputs, order = np.array(self._prompts), np.array(self._outputs), np.arange(len(times))
-        if (times[1:] < times[:-1]).any():
-            order = np.argsort(times, kind="stable")
-            symbols, offsets = _reorder(symbols, offsets, order)
-            answers, answer_offsets = _reorder(answers, answer_offsets, order)
-            boundaries, boundary_offsets = _reorder(boundaries, boundary_offsets, order)
-            times, prompts, outputs = times[order], prompts[order], outputs[order]
-        return Trace(
+        trace = Trace(
             self._name,
             self._format,
             self.width,
-            "recorded" if len(answers) else self._outputs_read,
-            symbols,
-            offsets,
-            prompts,
-            outputs,
+            "recorded" if len(self._answers) else self._outputs_read,
+            np.array(self._symbols, dtype=np.int32),
+            np.array(self._ends),
+            np.array(self._prompts),
+            np.array(self._outputs),
             times,
-            answers,
-            answer_offsets,
-            boundaries,
-            boundary_offsets,
-            order,
+            np.array(self._answers, dtype=np.int32),
+            np.array(self._answer_ends),
+            np.array(self._boundaries, dtype=np.int64),
+            np.array(self._boundary_ends),
+            np.arange(len(times)),
         )
+        return trace.take(np.argsort(times, kind="stable")) if (times[1:] < times[:-1]).any() else trace
 
     def _close(self, prompt_tokens: int, answer_tokens: int, time: float, boundaries: Sequence[int] = ()) -> None:
         if not all(0 < mark <= prompt_tokens for mark in boundaries):
@@ -307,6 +320,9 @@ class TraceBuilder:
             if min(numbers) >= 0 and max(numbers) < _PLAIN:
                 return numbers
         return [self._number(id if scope is None else (scope, id)) for id in ids]
+
+    def _scoped(self, tokens: Sequence[int], scope: Hashable) -> list[int]:
+        return [self._number((scope, token)) for token in tokens]
 
     def _number(self, key: Hashable) -> int:
         number = self._numbers.get(key)

@@ -7,8 +7,9 @@ result = replay_trace(trace, config, clairvoyant=True)
 result.whole.token_hit_rate, result.whole.lost, result.clairvoyant.token_hit_rate
 """
 
-from headway.formats import FORMATS, RecordingWriter, Trace, TraceBuilder, read_trace
+from headway.formats import FORMATS, RecordingWriter, Trace, TraceBuilder
 from headway.replay.ask.record import record_of
+from headway.replay.ask.rendering import read_trace
 from headway.replay.config import (
     PRESETS,
     HeadwayInVllmPreset,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,9 +22,10 @@ from headway.replay.run.clairvoyant import clairvoyant_hits
 from headway.replay.run.figures import figures, kinds, lost_by_prefix, over_time
 from headway.replay.run.ledger import Ledger, Progress
 from headway.replay.run.order import OrderedRun
+from headway.replay.run.savings import time_saved
 from headway.replay.run.timed import TimedRun
 from headway.replay.trace.prefixes import Reading, endless_matches, read_outputs
-from headway.tell.run import ReplayResult
+from headway.tell.run import LostPrefixes, ReplayResult
 
 __all__ = ["check_preset", "replay_trace"]
 
@@ -58,7 +59,9 @@ def replay_trace(
     if matches is None:
         matches = endless_matches(trace, reading)
     with _rare_collections():
-        result = _replayed(trace, config, reading, matches, progress)
+        result, refused = _replayed(trace, config, reading, matches, progress)
+    if refused:
+        return _without(refused, result, trace, config, clairvoyant=clairvoyant, progress=progress)
     if not clairvoyant:
         return result
     hits, half = clairvoyant_hits(trace, config, matches, reading), len(trace) // 2
@@ -66,6 +69,40 @@ def replay_trace(
         result,
         clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
         second_half_clairvoyant=figures(trace, config.cost, hits, matches, None, half),
+    )
+
+
+def _without(
+    refused: Mapping[int, int],
+    result: ReplayResult,
+    trace: Trace,
+    config: ReplayConfig,
+    *,
+    clairvoyant: bool,
+    progress: Progress | None,
+) -> ReplayResult:
+    """Replay what can be served: what was refused is no part of what traffic has to give, and no loss of the cache."""
+    gone = np.zeros(len(trace), dtype=bool)
+    gone[list(refused)] = True
+    kept = np.flatnonzero(~gone)
+    if len(kept):
+        served = replay_trace(trace.take(kept), config, clairvoyant=clairvoyant, progress=progress)
+    else:
+        none = np.zeros(len(trace), dtype=np.int64)
+        nothing = figures(trace, config.cost, none, none, None, len(trace))
+        known = nothing if clairvoyant else None
+        served = replace(result, whole=nothing, second_half=nothing, over_time=[], prefixes=LostPrefixes())
+        served = replace(served, clairvoyant=known, second_half_clairvoyant=known, times=None)
+    worst = [
+        replace(one, first_request=int(kept[one.first_request]), last_request=int(kept[one.last_request]))
+        for one in served.prefixes.worst
+    ]
+    return replace(
+        served,
+        prefixes=replace(served.prefixes, worst=worst),
+        refused=len(refused),
+        refused_tokens=int(trace.prompt_tokens[gone].sum()),
+        needed=max(refused.values()),
     )
 
 
@@ -82,13 +119,13 @@ def _rare_collections() -> Iterator[None]:
 
 def _replayed(
     trace: Trace, config: ReplayConfig, reading: Reading, matches: Longs, progress: Progress | None
-) -> ReplayResult:
-    """Run the cache, or a preset."""
+) -> tuple[ReplayResult, Mapping[int, int]]:
+    """Run the cache, or a preset. Returns what was found, and the bytes that refused requests need."""
     settings = preset_of(config.preset)
     if isinstance(settings, MarconiPreset):
         alpha = settings.alpha if settings.alpha >= 0 else _tuned(trace, config, settings)
-        result = _replayed(trace, marconi_config(config, settings, alpha), reading, matches, progress)
-        return replace(result, preset=described(replace(settings, alpha=alpha)))
+        result, refused = _replayed(trace, marconi_config(config, settings, alpha), reading, matches, progress)
+        return replace(result, preset=described(replace(settings, alpha=alpha))), refused
     began, latency, preset = time.process_time(), None, ""
     limited = config.memory is not None
     if isinstance(settings, SglangPreset):
@@ -113,7 +150,7 @@ def _replayed(
         preset = described(replace(settings, block_tokens=plan.block_tokens, state_groups=plan.state_groups))
     seconds = time.process_time() - began
     result = _result(trace, config, size, reading, matches, ledger, seconds)
-    return replace(result, latency=latency, preset=preset)
+    return replace(result, latency=latency, preset=preset), ledger.refused
 
 
 def check_preset(config: ReplayConfig) -> None:
@@ -137,7 +174,7 @@ def _tuned(trace: Trace, config: ReplayConfig, settings: MarconiPreset) -> float
     config, reading = replace(config, timing=None), read_outputs(head, config.outputs)
     matches = endless_matches(head, reading)
     hits = {
-        alpha: _replayed(head, marconi_config(config, settings, alpha), reading, matches, None).whole.hit_tokens
+        alpha: _replayed(head, marconi_config(config, settings, alpha), reading, matches, None)[0].whole.hit_tokens
         for alpha in ALPHAS
     }
     return max(ALPHAS, key=lambda alpha: (hits[alpha], -alpha))
@@ -165,9 +202,9 @@ def _result(
         kinds=kinds(found.counters),
         second_half_kinds=kinds(found.counters, found.half),
         memory=found.memory,
-        refused=found.refused,
-        starved=found.starved,
+        refused=0,
         seconds=seconds,
         over_time=over_time(trace, found.hits, matches),
         prefixes=lost_by_prefix(trace, reading, found.hits, matches),
+        times=None if config.roofline is None else time_saved(trace, config.roofline, found.hits),
     )

@@ -6,6 +6,7 @@ What imports torch is imported once the cheap checks have passed.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,6 +39,9 @@ def inspect(
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     device: Annotated[str, typer.Option(help="The device it would run on; decides what auto means.")] = "cpu",
+    draft: Annotated[
+        str, typer.Option(help="Drafter, as for headway serve: none, lookup, mtp, dspark, or the folder of a drafter.")
+    ] = "none",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show a model's layer kinds, groups, geometry, bytes and capacity, and the shortest prefix that it can reuse.
@@ -48,20 +52,23 @@ def inspect(
     size = None if memory is None else parse_bytes(memory, "--memory")
     require_ranks(tp, dcp, interleave)
     require_stripes(interleave, block_tokens)
-    resolve_source(model)
+    folder = Path(resolve_source(model)[1])
     if not as_json:
         Console(stderr=True).print("starting ...", highlight=False)
+    from headway.runtime.drafting.loading import groups_without_weights  # these import torch, which takes seconds
     from headway.runtime.loading import layout_of_rank
-    from headway.runtime.model.layout import layout_of_ranks  # these import torch, which takes seconds
+    from headway.runtime.model.layout import layout_of_ranks
     from headway.runtime.model.memory import default_memory
     from headway.runtime.model.overview import inspection_of
 
     parallel = layout_of_ranks(tp, dcp, interleave)
     name, layout = layout_of_rank(model, dtype, tp, dcp, device)
+    held = folder if folder.is_dir() else None
+    drafter = () if draft == "none" else groups_without_weights(draft, held, layout.dtype)
     ranks = parallel.tp
     if size is None:
         size = default_memory("cpu") // ranks  # as headway serve does: ranks on CPUs of one machine share its memory
-    found = inspection_of(name, layout, parallel, size, block_tokens)
+    found = inspection_of(name, layout, parallel, size, block_tokens, drafter=drafter)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))
         return

@@ -31,6 +31,7 @@ from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 from transformers.utils.quantization_config import Mxfp4Config
 
+import headway.models.kimi_k3  # noqa: F401  (makes the Auto classes know it)
 from headway.errors import ConfigError, ModelError
 from headway.runtime.model.inspection import inspect_model
 from headway.runtime.model.layout import ModelLayout
@@ -54,10 +55,12 @@ __all__ = [
     "resolve_source",
 ]
 
+logger = logging.getLogger(__name__)
+
 _HUB_SECONDS = 10.0
 _NAMED = 5
 """Weights that are named where a checkpoint does not fit its config."""
-_MEDIA = r"(visual|vision_\w+|audio_\w+|multi_modal_projector|embed_vision|embed_audio)"
+_MEDIA = r"(visual|vision_\w+|audio_\w+|multi_modal_projector|mm_projector|embed_vision|embed_audio)"
 _LEFT = re.compile(rf"rotary_emb\.inv_freq$|position_ids$|(^|\.){_MEDIA}\.")
 """Weights that a text model may leave, besides heads for drafts: computed buffers, and the parts for other media."""
 
@@ -106,6 +109,7 @@ def load_model(
     _require_reachable(path)
     config = _load_config(name, path)
     require_served_weights(name, config.to_dict())
+    tokenizer = _tokenizer_of(name, path)
     if not sys.stderr.isatty():  # in a file or a pipe the bar is a heap of lines
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     whole: ModelLayout | None = None
@@ -113,7 +117,6 @@ def load_model(
         model = _text_alone(_load_weights(name, _class_for(config), path, config, weights))
     else:
         model, whole = _load_share(name, path, config, weights, ranks)
-    tokenizer = _tokenizer_of(name, path)
     try:
         model = model.to(target).eval()
     except torch.OutOfMemoryError as error:
@@ -164,6 +167,10 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
                 ignore_mismatched_sizes=True,
                 **more,
             ),
+        )
+    if any(re.search(rf"(^|\.){_MEDIA}\.", key) for key in told["unexpected_keys"]):
+        logger.warning(
+            "model %r also takes images or sound: that part of its weights is not read, it serves text", name
         )
     heads = head_weights(config.get_text_config(decoder=True))
     left = [key for key in told["unexpected_keys"] if not (_LEFT.search(key) or heads.search(key))]
@@ -342,9 +349,17 @@ def load_tokenizer(source: str | None) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer_of(name: str, path: str) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = _load(
-        name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    )
+    try:
+        tokenizer: PreTrainedTokenizerBase = _load(
+            name, "tokenizer", lambda: AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        )
+    except ModelError as error:
+        if Path(path).is_dir() and not (Path(path) / "tokenizer.json").is_file():
+            raise ModelError(
+                f"model {name!r} has no tokenizer that is read here: put one of the library tokenizers into {path} "
+                f"(tokenizer.json, with its tokenizer_config.json), such as that of another copy of the model"
+            ) from error
+        raise
     return tokenizer
 
 

@@ -12,7 +12,11 @@ from headway.tell.labels import names_of, run_labels, settings
 from headway.tell.reasons import LINES
 from headway.tell.run import RunRecord
 
-__all__ = ["Comparison", "Move", "compare"]
+__all__ = ["Comparison", "Move", "compare", "refusals"]
+
+
+_LEAST = 0.0005
+"""Share of the tokens below which nothing has moved: it would be shown as 0.0 points."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,10 @@ class Comparison:
         runs: The runs.
         facts: Those of each run.
         labels: A name for each run.
-        best: Number of the run that saves most compute, the first among equals.
-        worst: Number of the one that saves least.
+        best: Number of the run that refuses fewest requests, and of these saves most compute, the first among equals.
+        worst: Number of the one that saves least compute, of those that refuse as few.
         focus: Number of the run that is shown in detail.
-        moved: What the best run loses less of than the worst; None where they lose the same.
+        moved: What the best run loses less of than the worst; None where there is nothing.
         sizes: Runs that differ in their memory alone, by the settings in which these sets differ: numbers of runs, the
             smallest memory first.
     """
@@ -67,8 +71,13 @@ class Comparison:
         """Numbers of at most `most` runs, in their order: all, or evenly from the best to the worst."""
         if len(self.runs) <= most:
             return list(range(len(self.runs)))
-        ranked = sorted(range(len(self.runs)), key=lambda i: -self.facts[i].compute_saved)
+        ranked = sorted(range(len(self.runs)), key=lambda i: (refusals(self.facts[i]), -self.facts[i].compute_saved))
         return sorted({ranked[round(k * (len(ranked) - 1) / (most - 1))] for k in range(most)})
+
+
+def refusals(facts: RunFacts) -> int:
+    """Requests that a run refused."""
+    return facts.refused.requests if facts.refused else 0
 
 
 def compare(runs: Sequence[RunRecord], *, labels: Sequence[str] | None = None, focus: int | None = None) -> Comparison:
@@ -77,7 +86,7 @@ def compare(runs: Sequence[RunRecord], *, labels: Sequence[str] | None = None, f
     Args:
         runs: At least one.
         labels: What to call them; by default the settings in which they differ.
-        focus: Number of the run to be shown in detail; by default the one that saves most compute.
+        focus: Number of the run to be shown in detail; by default the best.
 
     Raises:
         ConfigError: No runs.
@@ -86,8 +95,10 @@ def compare(runs: Sequence[RunRecord], *, labels: Sequence[str] | None = None, f
         raise ConfigError("a report needs at least one run")
     facts = [facts_of(run) for run in runs]
     numbers = range(len(runs))
-    best = max(numbers, key=lambda i: (facts[i].compute_saved, -i))
-    worst = min(numbers, key=lambda i: facts[i].compute_saved)
+    fewest = min(refusals(one) for one in facts)
+    serving = [i for i in numbers if refusals(facts[i]) == fewest]
+    best = max(serving, key=lambda i: (facts[i].compute_saved, -i))
+    worst = min(serving, key=lambda i: facts[i].compute_saved)
     return Comparison(
         runs,
         facts,
@@ -103,7 +114,8 @@ def compare(runs: Sequence[RunRecord], *, labels: Sequence[str] | None = None, f
 def _moved(worst: RunFacts, best: RunFacts) -> Move | None:
     left = {line.name: line.share for line in best.lost}
     moves = [Move(line, line.share - left.get(line.name, 0.0)) for line in worst.lost]
-    return max(moves, key=lambda move: move.share, default=None)
+    most = max(moves, key=lambda move: move.share, default=None)
+    return most if most is not None and most.share >= _LEAST else None
 
 
 def _sizes(runs: Sequence[RunRecord]) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from typing import Any
 from headway.cache import DEFAULT_PLACEMENT
 from headway.errors import ConfigError
 
-__all__ = ["UNSERVED", "VERSIONS", "WATCH", "Setup", "beside_running", "flags"]
+__all__ = ["SLOTS", "UNSERVED", "VERSIONS", "WATCH", "Setup", "beside_running", "fewer_running", "flags"]
 
 VERSIONS = {"Headway": "this release", "vLLM": "0.33", "SGLang": "0.5"}
 """Releases whose flags and metrics are named."""
@@ -39,8 +39,10 @@ WATCH = {
 UNSERVED = "not served by this release: fp8 entries (the figures are the cache's own)"
 """What stands in place of a command that `headway serve` would refuse."""
 
-_SGLANG_SLOTS = 5
-"""State slots of a running request with `extra_buffer` and overlapped scheduling."""
+_HEADWAY_RUNNING = 64
+"""Most requests that run at once in `headway serve`, unless somebody says otherwise."""
+SLOTS = {"sglang": 5, "vllm": 3, "headway": 1}
+"""States that a running request holds: in SGLang with `extra_buffer` and overlapped scheduling, in vLLM at most."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Setup:
         token_bytes: Bytes of a token's attention on one rank.
         ratio: Memory of states over memory of attention.
         running: Requests that run at once, for SGLang's state slots.
+        sequences: The same in vLLM, where fewer than usual reuse more; 0: as it comes.
     """
 
     model: str
@@ -66,11 +69,26 @@ class Setup:
     token_bytes: float
     ratio: float
     running: int
+    sequences: int = 0
 
 
 def flags(setup: Setup) -> dict[str, str]:
     """The command line of each engine."""
     return {"Headway": _headway(setup), "vLLM": _vllm(setup), "SGLang": _sglang(setup)}
+
+
+def fewer_running(memory: int, running: int, state_bytes: int, slots: int) -> int:
+    """How many requests may run at once so that their states take at most a quarter of the memory, halving `running`.
+
+    Args:
+        memory: Bytes of one rank for the cache.
+        running: The most.
+        state_bytes: Bytes of a request's states on one rank.
+        slots: States that a running request holds.
+    """
+    while running > 1 and 4 * running * slots * state_bytes > memory:
+        running //= 2
+    return running
 
 
 def beside_running(memory: int, running: int, state_bytes: int) -> int:
@@ -79,7 +97,7 @@ def beside_running(memory: int, running: int, state_bytes: int) -> int:
     Raises:
         ConfigError: They leave no room for two states.
     """
-    left = memory - _SGLANG_SLOTS * running * state_bytes
+    left = memory - SLOTS["sglang"] * running * state_bytes
     if left < 2 * state_bytes:
         raise ConfigError(f"--running {running}: their states alone fill the memory; give fewer")
     return left
@@ -91,10 +109,12 @@ def _headway(setup: Setup) -> str:
     parts = [f"headway serve {setup.model}"]
     parts += [f"--{name} {setup.values[name]}" for name in ("tp", "dcp") if setup.values[name] > 1]
     parts += [f"--memory {setup.memory}"] if setup.memory is not None else []
-    placement = tuple(setup.values.get("placement", DEFAULT_PLACEMENT))
-    parts += [f"--placement {','.join(placement)}"] if placement != DEFAULT_PLACEMENT else []
+    placement = setup.values.get("placement", ",".join(DEFAULT_PLACEMENT))
+    parts += [f"--placement {placement}"] if placement != ",".join(DEFAULT_PLACEMENT) else []
     eviction = setup.values.get("eviction", "value")
     parts += [f"--eviction {eviction}"] if eviction != "value" else []
+    running = setup.memory and fewer_running(setup.memory, _HEADWAY_RUNNING, setup.state_bytes, SLOTS["headway"])
+    parts += [f"--max-running {running}"] if running and running < _HEADWAY_RUNNING else []
     return " ".join(parts)
 
 
@@ -108,6 +128,7 @@ def _vllm(setup: Setup) -> str:
     parts += ["--kv-cache-dtype fp8"] if setup.values["kv_dtype"].startswith("fp8") else []
     if setup.state_bytes:
         parts.append("--enable-prefix-caching")
+        parts += [f"--max-num-seqs {setup.sequences}"] if setup.sequences else []
         parts += ["--mamba-ssm-cache-dtype bfloat16"] if setup.values["state_dtype"] == "bf16" else []
     return " ".join(parts)
 
@@ -133,4 +154,4 @@ def _split(setup: Setup) -> str:
         return f"--mamba-full-memory-ratio {setup.ratio:.2g}"
     left = beside_running(setup.memory, setup.running, setup.state_bytes)
     slots = max(1, int(left * setup.ratio / (1 + setup.ratio)) // setup.state_bytes)
-    return f"--max-mamba-cache-size {_SGLANG_SLOTS * setup.running + slots}"
+    return f"--max-running-requests {setup.running} --max-mamba-cache-size {SLOTS['sglang'] * setup.running + slots}"

@@ -6,36 +6,48 @@ The terminal, the page, JSON and advice only render what stands here, so they ca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from headway.cache import Reason
 from headway.tell.latency import Latency
-from headway.tell.reasons import MEANING, REFUSED, REMEDIES, UNSAVABLE
-from headway.tell.run import RunRecord, SharedStretch, Span
+from headway.tell.prompt_faults import PromptFault
+from headway.tell.reasons import FORGOTTEN, MEANING, REMEDIES, UNSAVABLE
+from headway.tell.run import ReplayResult, RunRecord, SharedStretch, Span
 
 __all__ = [
     "CheckpointFacts",
     "MemoryFacts",
     "PrefixFacts",
+    "Refused",
     "RunFacts",
     "Share",
     "Trend",
     "WaterfallLine",
     "facts_of",
     "hit_rates",
+    "trend_of",
     "waterfall_lines",
     "with_facts",
 ]
 
 _FLAT = 0.02
-"""Change of a share below which it is called steady."""
-_PART = 5
-"""A trend compares the first and the last of that many parts."""
+"""Range of a share within which it is called steady."""
+_PARTS = 10
+"""A trend looks at that many parts of a trace."""
+_BACK = 0.25
+"""What rises never falls back by more than this share of its range, and what falls never rises by more."""
+_FULL = 0.9
+"""Share of the memory in use from which on it is called full."""
 _WORST = 10
 """Stretches of shared prefixes that are looked at."""
 _RARE = 20
 """Checkpoints of a kind below which nothing is said about whether it pays."""
+_MANY = 5
+"""Requests that pass a stretch of prefixes, from which on it is worth a pin."""
+_MATERIAL = 0.01
+"""Share of all prompt tokens below which a loss is not worth a remedy."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ class WaterfallLine:
         name: Name of the line, or "reused".
         tokens: How many.
         share: Share of all prompt tokens.
-        kind: "refused", "new" (no memory could save them), "lost" or "reused".
+        kind: "new" (no memory could save them), "lost" or "reused".
         meaning: What the line means; empty for "reused".
         remedy: What an operator can do about it; empty where there is nothing to do.
     """
@@ -61,17 +73,24 @@ class WaterfallLine:
 
 @dataclass(frozen=True)
 class Trend:
-    """A figure in the first part of the trace and in the last: shares of tokens, or seconds.
+    """How a figure goes over a trace, by tenths of its requests: shares of tokens, or seconds.
 
     Attributes:
-        early: In the first part.
-        late: In the last part.
-        direction: "rises", "falls" or "steady".
+        early: In the first tenth.
+        late: In the last tenth.
+        low: The lowest of any tenth.
+        high: The highest of any tenth.
+        direction: "rises" or "falls", if it goes that way all along; "steady"; or "varies".
+        cause: Why, where that can be told: "filling" (the memory was not full for most of it), "traffic" (an endless
+            memory goes the same way) or "memory" (the memory is full, and most of what is lost was evicted).
     """
 
     early: float
     late: float
+    low: float
+    high: float
     direction: str
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,7 +148,8 @@ class PrefixFacts:
         stretches: Stretches that lost any.
         worst: The up to ten that lost most, the worst first.
         share: Share of the loss that is theirs.
-        few: Whether that is most of it.
+        few: Whether pins pay: stretches among them that many requests pass are most of a loss worth a remedy, and a
+            quarter of the memory holds them.
     """
 
     lost_tokens: int
@@ -140,31 +160,50 @@ class PrefixFacts:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """Requests that the memory could never hold.
+
+    Attributes:
+        requests: How many.
+        of: Of how many.
+        share: Their share of all prompt tokens.
+        needed: Bytes of one rank for the cache with which none would have been refused.
+    """
+
+    requests: int
+    of: int
+    share: float
+    needed: int
+
+
+@dataclass(frozen=True)
 class RunFacts:
-    """What there is to say about one run.
+    """What there is to say about one run. Requests that were refused are in `refused` alone.
 
     Attributes:
         cache: Whose figures they are: "this cache", or the preset with its version.
-        requests: Requests.
+        requests: Requests that were served.
+        refused: Requests that the memory could never hold; None where there were none.
         reused: Share of the prompt tokens that was reused.
         compute_saved: Share of the prefill compute that was not needed.
         endless: Share of the prompt tokens that an endless memory would reuse.
         future: Share that a cache of the same size that knows the future reaches; None if nobody asked.
         taken: Share of what an endless memory would reuse that was reused.
-        waterfall: Where the prompt tokens went: refused, new, lost (the largest first), reused.
+        waterfall: Where the prompt tokens went: new, lost (the largest first), reused.
         new: Share of the prompt tokens that no memory could save.
-        refused_requests: Requests that the memory could never hold.
-        refused: Share of the prompt tokens that is theirs.
-        loss: The largest line that a cache could have saved.
-        hit_rate: Whether the hit rate still rises; None for a short trace.
+        faults: What in the prompts keeps known text from being reused, where the trace shows it.
+        loss: The largest line that a cache could have saved; None where none is worth a remedy.
+        hit_rate: How the hit rate goes over the trace; None for a short trace.
         memory: What the memory holds.
         checkpoints: Whether checkpoints pay.
         prefixes: Which shared prefixes lose most.
+        filled: Whether the memory was full for at least the second half of the trace.
         wait: Half of the requests' time to the first token, where it grows without end; else None.
     """
 
     cache: str
     requests: int
+    refused: Refused | None
     reused: float
     compute_saved: float
     endless: float
@@ -172,13 +211,13 @@ class RunFacts:
     taken: float
     waterfall: list[WaterfallLine]
     new: float
-    refused_requests: int
-    refused: float
+    faults: list[PromptFault]
     loss: WaterfallLine | None
     hit_rate: Trend | None
     memory: MemoryFacts
     checkpoints: CheckpointFacts
     prefixes: PrefixFacts
+    filled: bool
     wait: Trend | None
 
     @property
@@ -191,11 +230,11 @@ def facts_of(run: RunRecord) -> RunFacts:
     """Derive the facts of a run. O(what the record holds)."""
     result, whole = run.result, run.result.whole
     future = result.clairvoyant
-    imitated = bool(run.policy.get("preset"))
-    waterfall = waterfall_lines(whole.prompt_tokens, whole.hit_tokens, whole.lost, imitated=imitated)
+    waterfall = waterfall_lines(whole.prompt_tokens, whole.hit_tokens, whole.lost, _remedies(run))
     return RunFacts(
         cache=run.policy.get("preset") or "this cache",
         requests=whole.requests,
+        refused=_refused(result) if result.refused else None,
         reused=whole.token_hit_rate,
         compute_saved=whole.compute_saved,
         endless=whole.endless_hit_rate,
@@ -203,13 +242,13 @@ def facts_of(run: RunRecord) -> RunFacts:
         taken=whole.hit_tokens / max(1, whole.endless_tokens),
         waterfall=waterfall,
         new=sum(line.share for line in waterfall if line.kind == "new"),
-        refused_requests=result.refused,
-        refused=sum(line.share for line in waterfall if line.kind == "refused"),
-        loss=next((line for line in waterfall if line.kind == "lost"), None),
-        hit_rate=_hit_rate_trend(result.over_time),
+        faults=run.faults,
+        loss=next((line for line in waterfall if line.kind == "lost" and line.share >= _MATERIAL), None),
+        hit_rate=_hit_rate_trend(result),
         memory=_memory(run),
         checkpoints=_checkpoints(run),
         prefixes=_prefixes(run),
+        filled=_filled_at(result) <= 0.5,
         wait=None if result.latency is None else _wait_trend(result.latency),
     )
 
@@ -226,65 +265,120 @@ def hit_rates(spans: Sequence[Span], most: int) -> list[tuple[int, float, float]
         For each the request after its last, the share reused, and the share that an endless memory would reuse.
     """
     each = max(1, -(-len(spans) // most))
-    points = []
-    for pool in (spans[i : i + each] for i in range(0, len(spans), each)):
-        endless = sum(span.endless_tokens for span in pool) / max(1, sum(span.prompt_tokens for span in pool))
-        points.append((pool[-1].stop, _hit_rate(pool), endless))
-    return points
+    pools = [spans[i : i + each] for i in range(0, len(spans), each)]
+    return [(pool[-1].stop, _hit_rate(pool), _endless_rate(pool)) for pool in pools]
 
 
 def _hit_rate(spans: Sequence[Span]) -> float:
     return sum(span.hit_tokens for span in spans) / max(1, sum(span.prompt_tokens for span in spans))
 
 
+def _endless_rate(spans: Sequence[Span]) -> float:
+    return sum(span.endless_tokens for span in spans) / max(1, sum(span.prompt_tokens for span in spans))
+
+
 def waterfall_lines(
-    prompt_tokens: int, hit_tokens: int, lost_tokens: Mapping[str, int], *, imitated: bool = False
+    prompt_tokens: int, hit_tokens: int, lost_tokens: Mapping[str, int], remedies: Mapping[str, str] = REMEDIES
 ) -> list[WaterfallLine]:
-    """Where prompt tokens went: refused, new, lost (the largest first), reused. Lines of no tokens are left out.
+    """Where prompt tokens went: new, lost (the largest first), reused. Lines of no tokens are left out.
 
     Args:
         prompt_tokens: All of them.
         hit_tokens: Of these, tokens that were reused.
         lost_tokens: The others, by the name of their line.
-        imitated: By a preset of another engine, which has no --placement.
+        remedies: What can be done about each line.
     """
     total = max(1, prompt_tokens)
 
     def line(name: str, kind: str) -> WaterfallLine:
-        fixed = imitated and name == Reason.STATE_NEVER_TAKEN.value
-        remedy = "" if fixed or kind == "new" else REMEDIES.get(name, "")
+        remedy = "" if kind == "new" else remedies.get(name, "")
         return WaterfallLine(name, lost_tokens[name], lost_tokens[name] / total, kind, MEANING.get(name, ""), remedy)
 
     present = [name for name in lost_tokens if lost_tokens[name]]
-    lost = sorted((n for n in present if n not in (REFUSED, *UNSAVABLE)), key=lambda name: -lost_tokens[name])
+    lost = sorted((n for n in present if n not in UNSAVABLE), key=lambda name: -lost_tokens[name])
     return [
-        *(line(name, "refused") for name in present if name == REFUSED),
         *(line(name, "new") for name in UNSAVABLE if name in present),
         *(line(name, "lost") for name in lost),
         WaterfallLine("reused", hit_tokens, hit_tokens / total, "reused"),
     ]
 
 
-def _hit_rate_trend(spans: Sequence[Span]) -> Trend | None:
-    if len(spans) < 2 * _PART:
+def _refused(result: ReplayResult) -> Refused:
+    share = result.refused_tokens / max(1, result.refused_tokens + result.whole.prompt_tokens)
+    return Refused(result.refused, result.refused + result.whole.requests, share, result.needed)
+
+
+def _remedies(run: RunRecord) -> dict[str, str]:
+    """What can be done in a run: only what its layout, its model and its engine leave open."""
+    remedies, smaller = dict(REMEDIES), []
+    if run.layout["dcp"] < run.layout["tp"] and any(g.kind == "FullAttention" and g.sharded for g in run.groups):
+        smaller.append("split the attention over more ranks (--dcp)")
+    if run.state_bytes and run.result.memory and _memory(run).checkpoint_share >= 0.1:
+        smaller.append("make states smaller (--state-dtype)")
+    more = ["give more memory", *smaller]
+    remedies[Reason.EVICTED.value] = ", ".join([*more[:-1], ("or " if smaller else "") + more[-1]])
+    if run.policy.get("preset"):  # another engine has no --placement
+        del remedies[Reason.STATE_NEVER_TAKEN.value]
+    return remedies
+
+
+def trend_of(values: Sequence[float], flat: float = 0.0) -> Trend:
+    """How a figure goes from its first value to its last; within a range of `flat` it is steady."""
+    low, high = min(values), max(values)
+    peaks, floors = list(accumulate(values, max)), list(accumulate(values, min))
+    slack = _BACK * (high - low)
+    climbs = all(peak - value <= slack for peak, value in zip(peaks, values, strict=True))
+    sinks = all(value - floor <= slack for floor, value in zip(floors, values, strict=True))
+    if high - low <= flat:
+        direction = "steady"
+    elif values[-1] - values[0] > flat and climbs:
+        direction = "rises"
+    elif values[0] - values[-1] > flat and sinks:
+        direction = "falls"
+    else:
+        direction = "varies"
+    return Trend(values[0], values[-1], low, high, direction)
+
+
+def _filled_at(result: ReplayResult) -> float:
+    """Share of the requests that had ended when the memory was full for the first time; 1 if it never was."""
+    limit, served = result.blocks * result.block_bytes, max(1, result.whole.requests)
+    full = (moment.request for moment in result.memory if limit and moment.used >= _FULL * limit)
+    return min(1.0, next(full, served) / served)
+
+
+def _hit_rate_trend(result: ReplayResult) -> Trend | None:
+    spans = result.over_time
+    if len(spans) < _PARTS:
         return None
-    part = len(spans) // _PART
-    early, late = _hit_rate(spans[:part]), _hit_rate(spans[-part:])
-    return Trend(early, late, "rises" if late > early + _FLAT else "falls" if late < early - _FLAT else "steady")
+    edges = [len(spans) * i // _PARTS for i in range(_PARTS + 1)]
+    parts = [spans[a:b] for a, b in pairwise(edges)]
+    found = trend_of([_hit_rate(part) for part in parts], _FLAT)
+    endless = trend_of([_endless_rate(part) for part in parts], _FLAT)
+    change, whole = found.late - found.early, endless.late - endless.early
+    cause = ""
+    if found.direction in ("rises", "falls") and endless.direction == found.direction and 2 * whole / change >= 1:
+        cause = "traffic"
+    elif found.direction == "rises" and _filled_at(result) > 1 / _PARTS:
+        cause = "filling"
+    elif found.direction == "falls" and _filled_at(result) <= 1 / 2:
+        lost = result.whole.lost
+        gone = lost.get(Reason.EVICTED.value, 0) + lost.get(FORGOTTEN, 0)
+        savable = sum(tokens for name, tokens in lost.items() if name not in UNSAVABLE)
+        cause = "memory" if 2 * gone > savable else ""
+    return replace(found, cause=cause)
 
 
 def _wait_trend(latency: Latency) -> Trend | None:
     """That requests come faster than they are computed, if they do."""
-    waits, part = latency.over_time, len(latency.over_time) // 4
-    if part < 2:
+    waits = latency.over_time
+    if len(waits) < 8:
         return None
-    early, late = (
-        sum(wait.p50 * wait.requests for wait in some) / sum(wait.requests for wait in some)
-        for some in (waits[:part], waits[-part:])
-    )
-    if late <= 2 * early or 2 * latency.queue.p50 < latency.first_token.p50:
+    parts = [waits[a:b] for a, b in pairwise(len(waits) * i // 8 for i in range(9))]
+    found = trend_of([sum(w.p50 * w.requests for w in part) / sum(w.requests for w in part) for part in parts])
+    if found.direction != "rises" or found.late <= 2 * found.early or 2 * latency.queue.p50 < latency.first_token.p50:
         return None
-    return Trend(early, late, "rises")
+    return found
 
 
 def _memory(run: RunRecord) -> MemoryFacts:
@@ -308,4 +402,9 @@ def _checkpoints(run: RunRecord) -> CheckpointFacts:
 def _prefixes(run: RunRecord) -> PrefixFacts:
     found, worst = run.result.prefixes, run.result.prefixes.worst[:_WORST]
     share = sum(stretch.lost_tokens for stretch in worst) / max(1, found.lost_tokens)
-    return PrefixFacts(found.lost_tokens, found.stretches, worst, share, share > 0.5)
+    many = [stretch for stretch in worst if stretch.requests >= _MANY]
+    size = sum((one.stop - one.start) * run.token_bytes + run.checkpoint_bytes for one in many)
+    few = 2 * sum(stretch.lost_tokens for stretch in many) > found.lost_tokens
+    few = few and found.lost_tokens >= _MATERIAL * run.result.whole.prompt_tokens
+    fits = run.memory is not None and size <= run.memory / 4
+    return PrefixFacts(found.lost_tokens, found.stretches, worst, share, few and fits)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-__all__ = ["Latency", "Percentiles", "Wait"]
+__all__ = ["Latency", "Percentiles", "TimeSaved", "Wait"]
 
 _WAITS = 40
 
@@ -64,6 +64,35 @@ class Wait:
             p50, p95 = np.percentile(waited[first:stop], [50, 95]).tolist()
             found.append(cls(float(when[first]), stop - first, p50, p95))
         return found
+
+
+@dataclass(frozen=True)
+class TimeSaved:
+    """What reuse saves in time. All of it is estimated, each prompt alone on the ranks.
+
+    Attributes:
+        prefill: Seconds that all prompts would take without reuse.
+        saved: Of these, seconds that reuse saves.
+        decoding: Seconds that all answers take.
+        at_once: Answers that are decoded together.
+        first_token: Seconds of prefill of each request.
+        first_token_before: The same without reuse.
+        estimate: What the times were computed from, for people.
+    """
+
+    prefill: float
+    saved: float
+    decoding: float
+    at_once: int
+    first_token: Percentiles
+    first_token_before: Percentiles
+    estimate: str
+
+    @property
+    def throughput_gain(self) -> float:
+        """By which share more requests are done in the same time."""
+        before = self.prefill + self.decoding
+        return before / max(1e-12, before - self.saved) - 1
 
 
 @dataclass(frozen=True)

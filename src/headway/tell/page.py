@@ -18,6 +18,7 @@ from headway.errors import ConfigError
 from headway.tell import sentences, tables
 from headway.tell.comparison import Comparison
 from headway.tell.labels import memory_text
+from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
 
 __all__ = ["has_report", "report_page", "require_report", "write_report"]
@@ -116,7 +117,10 @@ def _sections(found: Comparison) -> list[_Section]:
     run, facts = found.runs[found.focus], found.facts[found.focus]
     of = "" if found.alone else f": {found.labels[found.focus]}"
     bars = found.telling(_MOST_BARS)
-    sections = [_Section("What is reused", sentences.on_rates(found), [draw.rates(found, bars)], tables.runs(found))]
+    times = found.runs[found.best].result.times
+    saved = [] if times is None else [sentences.on_savings(times)]
+    figures = [draw.rates(found, bars)]
+    sections = [_Section("What is reused", sentences.on_rates(found), figures, tables.runs(found), saved)]
     if not found.alone:
         table = tables.reasons(found)
         sections.append(_Section(table.title, sentences.on_reasons(found), [draw.reasons(found, bars)], table))
@@ -126,7 +130,8 @@ def _sections(found: Comparison) -> list[_Section]:
         curve = [draw.memory_sizes(found)]
         sections.append(_Section("Hit rate over memory", sentences.on_memory_sizes(found), curve))
     table, drawing = tables.waterfall(facts), draw.waterfall(facts)
-    sections.append(_Section(f"Where the tokens went{of}", sentences.on_waterfall(facts), [drawing], table))
+    told, faults = sentences.on_waterfall(facts), on_faults(facts.faults)
+    sections.append(_Section(f"Where the tokens went{of}", told, [drawing], table, faults))
     over_time = [draw.timeline(found, found.telling(_MOST_LINES))]
     sections.append(_Section("Over time", sentences.on_time(facts), over_time))
     if facts.prefixes.worst:

@@ -1,16 +1,14 @@
-"""The lines of the hit waterfall: every prompt token of a run is reused or on exactly one of them."""
+"""The lines of the hit waterfall: every prompt token that a run served is reused or on exactly one of them."""
 
 from __future__ import annotations
 
 from headway.cache import Reason
 
-__all__ = ["FORGOTTEN", "LINES", "MEANING", "REFUSED", "REMEDIES", "UNSAVABLE"]
+__all__ = ["FORGOTTEN", "LINES", "MEANING", "REMEDIES", "UNSAVABLE"]
 
 FORGOTTEN = "forgotten"
 """Known to an endless memory, and so long gone here that not even its tokens were remembered."""
-REFUSED = "refused"
-"""Tokens of prompts that the memory could never hold."""
-LINES = (*(reason.value for reason in Reason), FORGOTTEN, REFUSED)
+LINES = (*(reason.value for reason in Reason), FORGOTTEN)
 """The lines, by name."""
 MEANING = {
     Reason.NOTHING_MATCHED.value: "no earlier prompt begins like this one",
@@ -26,7 +24,6 @@ MEANING = {
     Reason.STILL_COMPUTING.value: "a running request is computing it",
     Reason.TIER_MISSED.value: "no lower tier had it",
     Reason.TIER_FAILED.value: "a lower tier failed to load it",
-    REFUSED: "the prompt is larger than the memory",
 }
 """What each line of the waterfall means."""
 UNSAVABLE = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKEN.value, Reason.OTHER_NAMESPACE.value)
@@ -34,11 +31,10 @@ UNSAVABLE = (Reason.NOTHING_MATCHED.value, Reason.PARTED.value, Reason.LAST_TOKE
 REMEDIES = {
     Reason.EVICTED.value: "give more memory, split the attention over more ranks (--dcp), or make states smaller",
     FORGOTTEN: "give more memory: these prefixes come back long after they had to go",
-    Reason.STATE_NEVER_TAKEN.value: "add interval:N to --placement, or mark breakpoints in requests",
+    Reason.STATE_NEVER_TAKEN.value: "try other places for checkpoints (--placement), or mark breakpoints in requests",
     Reason.LOOKAHEAD.value: "use a draft whose entries do not look ahead (DFlash, DSpark)",
     Reason.NO_ROOM.value: "give a little more memory than the longest prompt needs",
     Reason.COMPUTED_ANEW.value: "mark breakpoints near the ends of prompts, or serve a model that continues by chunks",
     Reason.STILL_COMPUTING.value: "send what shares a prefix a little apart, or all of it to one server",
-    REFUSED: "give at least the memory that the longest prompt needs",
 }
 """What an operator can do about each line that a memory could save."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from headway.errors import TraceError
 from headway.formats.lines import Line, decode, read_lines
-from headway.tell.latency import Latency
+from headway.tell.latency import Latency, TimeSaved
+from headway.tell.prompt_faults import PromptFault
 
 __all__ = [
     "Figures",
@@ -31,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Figures:
-    """What became of a range of requests.
+    """What became of a range of requests. Those that were refused are in none of the figures.
 
     Attributes:
         requests: Requests.
@@ -195,8 +196,7 @@ class ReplayResult:
         kinds: Checkpoints by kind of placement, whole trace.
         second_half_kinds: The same, of the second half.
         memory: Memory over time.
-        refused: Requests that the memory could never hold.
-        starved: Requests that ended early: their prompt fitted into the memory and their answer did not.
+        refused: Requests that the memory could never hold. They are told apart, and are in no other figure.
         seconds: Processor time that the run took.
         clairvoyant: What a cache that knows the future reaches, whole trace; None if nobody asked.
         second_half_clairvoyant: The same, second half.
@@ -204,6 +204,9 @@ class ReplayResult:
         prefixes: Which shared prefixes lose most.
         latency: What requests waited for, with the clock `trace`; else None.
         preset: The engine that was imitated, with its settings; empty for the cache as it is.
+        times: What reuse saves in time; None where the GPU or the model's compute is not known.
+        refused_tokens: Prompt tokens of the requests that were refused.
+        needed: Bytes of one rank for the cache with which none of them would have been refused; 0 where none was.
     """
 
     trace: str
@@ -217,7 +220,6 @@ class ReplayResult:
     second_half_kinds: dict[str, Kind]
     memory: list[Memory]
     refused: int
-    starved: int
     seconds: float
     clairvoyant: Figures | None = None
     second_half_clairvoyant: Figures | None = None
@@ -225,6 +227,9 @@ class ReplayResult:
     prefixes: LostPrefixes = field(default_factory=LostPrefixes)
     latency: Latency | None = None
     preset: str = ""
+    times: TimeSaved | None = None
+    refused_tokens: int = 0
+    needed: int = 0
 
     @property
     def requests_per_second(self) -> float:
@@ -291,6 +296,7 @@ class RunRecord:
         policy: The other fields of the configuration, by name. Of its clock: GPU, speed and what a step may hold.
         trace: Format of the trace and tokens in a block of it.
         result: What was found.
+        faults: What in the prompts keeps known text from being reused, where the trace shows it.
     """
 
     model: ModelName
@@ -301,6 +307,7 @@ class RunRecord:
     policy: dict[str, Any]
     trace: dict[str, Any]
     result: ReplayResult
+    faults: list[PromptFault] = field(default_factory=list)
 
     @property
     def token_bytes(self) -> float:

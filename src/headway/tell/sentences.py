@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from headway.sizes import format_bytes
-from headway.tell.comparison import Comparison
-from headway.tell.facts import RunFacts, Trend
+from headway.sizes import counted, format_bytes
+from headway.tell.comparison import Comparison, refusals
+from headway.tell.facts import Refused, RunFacts, Trend
 from headway.tell.labels import memory_text
-from headway.tell.latency import Latency
-from headway.tell.reasons import REFUSED, REMEDIES
+from headway.tell.latency import Latency, TimeSaved
 from headway.tell.run import RunRecord
 
 __all__ = [
@@ -21,6 +20,7 @@ __all__ = [
     "on_rates",
     "on_reasons",
     "on_refused",
+    "on_savings",
     "on_time",
     "on_waits",
     "on_waterfall",
@@ -41,46 +41,60 @@ def format_seconds(seconds: float) -> str:
     """Write a time for people: `1.5 s`, `12 ms`."""
     if seconds < 1.0:
         return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:,.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+    if seconds < 7200:
+        return f"{seconds:,.3g} s" if seconds < 600 else f"{seconds / 60:,.0f} min"
+    return f"{seconds / 3600:,.1f} h"
 
 
 def on_rates(found: Comparison) -> str:
-    """How much is reused, of what there is."""
+    """How much is reused, of what there is; what was refused comes first."""
     best = found.facts[found.best]
     who = f"The best of {len(found.runs)} runs ({found.labels[found.best]})"
     if found.alone:
         who = "This cache" if best.cache == "this cache" else f"The preset {best.cache}"
-    text = (
+    text = on_refused(best.refused) + " " if best.refused else ""
+    if not best.endless:
+        return f"{text}No prompt begins like an earlier one: there is nothing to reuse, whatever the memory."
+    text += (
         f"{who} reuses {best.reused:.1%} of the prompt tokens, which saves {best.compute_saved:.1%} of the prefill "
         f"compute. An endless memory would reuse {best.endless:.1%}, so {best.taken:.0%} of what this traffic has to "
         f"give is taken."
     )
-    if best.future is not None:
+    if best.future is not None and best.future > best.reused:
         text += f" A cache of the same size that knows the future reaches {best.future:.1%}."
-    if not found.alone:
+    if found.worst != found.best and found.facts[found.worst].reused < best.reused:
         text += f" The worst run reuses {found.facts[found.worst].reused:.1%}."
+    refusing = len(found.facts) - sum(refusals(facts) == refusals(best) for facts in found.facts)
+    if refusing:
+        text += f" {counted(refusing, 'run')} refused more requests, and cannot be compared."
     return text
 
 
 def on_waterfall(facts: RunFacts) -> str:
     """Where the tokens of a run went, and what to do about the largest loss."""
-    text, loss = f"Of 100 prompt tokens, {100 * facts.new:.1f} were new: no cache can save them.", facts.loss
-    text += f" {on_refused(facts)}" if facts.refused_requests else ""
+    text = f"Of 100 prompt tokens, {100 * facts.new:.1f} were new"
+    if facts.faults:
+        text += (
+            f" where they stand, but {100 * facts.faults[0].share:.1f} of these are known text behind one that changes."
+        )
+    else:
+        text += ": no cache of prefixes can save them."
+    loss = facts.loss
     if loss is None:
-        return f"{text} All others were reused." if facts.reused else text
-    if loss.share < _SMALL:
-        return f"{text} Hardly any other token was lost."
+        if facts.lost or not facts.reused:
+            return f"{text} Hardly any other token was lost."
+        return f"{text} All others were reused."
     text += f" The largest loss is {loss.name}, {100 * loss.share:.1f} of 100: {loss.meaning}."
     return f"{text} To mend it: {loss.remedy}." if loss.remedy else text
 
 
-def on_refused(facts: RunFacts) -> str:
-    """What became of requests that the memory could never hold."""
-    refused, share = facts.refused_requests, 100 * facts.refused
-    who = "request was" if refused == 1 else "requests were"
+def on_refused(refused: Refused) -> str:
+    """That requests cannot be served, and with which memory they could."""
+    who = "request needs" if refused.requests == 1 else "requests need"
     return (
-        f"{refused:,} of {facts.requests:,} {who} refused, with {share:.1f} of 100 tokens: larger than the memory. "
-        f"{REMEDIES[REFUSED].capitalize()}."
+        f"{refused.requests:,} of {refused.of:,} {who} more than the whole memory and would be refused "
+        f"({refused.share:.1%} of the prompt tokens). With {format_bytes(refused.needed, 1000)} per rank, all would be "
+        f"served. The figures are those of the others."
     )
 
 
@@ -91,6 +105,21 @@ def waits(latency: Latency) -> str:
         f"first token within {format_seconds(first.p50)} for half and {format_seconds(first.p95)} for 95% of the "
         f"requests; {latency.answer_tokens:,.0f} tokens answered a second"
     )
+
+
+def on_savings(found: TimeSaved) -> str:
+    """What reuse is worth in time: prefill saved, the first token, throughput."""
+    first, before = found.first_token, found.first_token_before
+    text = (
+        f"By estimate, prefill takes {format_seconds(found.prefill)} without reuse, of which reuse saves "
+        f"{format_seconds(found.saved)}. Alone on the ranks, half of the requests have their first token within "
+        f"{format_seconds(first.p50)} instead of {format_seconds(before.p50)}, and 95% within "
+        f"{format_seconds(first.p95)} instead of {format_seconds(before.p95)}. With {found.at_once} answers at once, "
+        f"decoding takes {format_seconds(found.decoding)}, so throughput rises by {found.throughput_gain:.0%}"
+    )
+    if found.throughput_gain < 0.25 * found.saved / max(1e-12, found.prefill):
+        return f"{text}: most of the time goes into answers, which no cache of prefixes shortens."
+    return f"{text}."
 
 
 def on_waits(latency: Latency | None, wait: Trend | None) -> str:
@@ -108,7 +137,7 @@ def on_waits(latency: Latency | None, wait: Trend | None) -> str:
 def on_growth(wait: Trend) -> str:
     """That requests come faster than they are computed."""
     return (
-        f"Waits grow, from {format_seconds(wait.early)} in the first quarter of the requests to "
+        f"Waits grow all along, from {format_seconds(wait.early)} in the first eighth of the requests to "
         f"{format_seconds(wait.late)} in the last: requests come faster than they are computed. Then times follow from "
         f"the length of the trace: more ranks, or less traffic (--speed), say more."
     )
@@ -117,7 +146,7 @@ def on_growth(wait: Trend) -> str:
 def on_reasons(found: Comparison) -> str:
     """What moves between the lines from run to run."""
     if found.moved is None:
-        return "All runs lose the same."
+        return "No line of the best run is smaller than in the worst."
     line = found.moved.line
     return (
         f"From the worst run ({found.labels[found.worst]}) to the best ({found.labels[found.best]}), {line.name} falls "
@@ -131,28 +160,45 @@ def on_memory_sizes(found: Comparison) -> str:
     if not lines:
         return "Only one size of memory was tried."
     numbers = next((line for line in lines if found.focus in line), lines[0])
+    small = [i for i in numbers if found.facts[i].refused]
+    told = f"{memory_text(found.runs[small[-1]])} per rank does not serve all requests. " if small else ""
+    numbers = [i for i in numbers if i not in small]
+    if len(numbers) < 2:
+        return f"{told}Fewer than two sizes of memory served all requests."
     least, most = found.facts[numbers[0]], found.facts[numbers[-1]]
+    rates = [found.facts[i].reused for i in numbers]
     text = (
-        f"From {memory_text(found.runs[numbers[0]])} to {memory_text(found.runs[numbers[-1]])} per rank, the hit rate "
-        f"goes from {least.reused:.1%} to {most.reused:.1%}."
+        f"{told}From {memory_text(found.runs[numbers[0]])} to {memory_text(found.runs[numbers[-1]])} per rank, the hit "
+        f"rate goes from {least.reused:.1%} to {most.reused:.1%}."
     )
-    if most.reused - least.reused < _FLAT:
+    if max(rates) - min(rates) < _FLAT and most.endless - most.reused >= _FLAT:
         return f"{text} More memory hardly helps: what is lost is lost for other reasons."
-    left = 100 * (most.endless - most.reused)
-    return f"{text} {left:.1f} points are left up to an endless memory that keeps every position."
+    left = most.endless - most.reused
+    if left < _SMALL:
+        return f"{text} That is all that an endless memory would reuse."
+    return f"{text} {100 * left:.1f} points are left up to an endless memory that keeps every position."
+
+
+_CAUSES = {
+    "traffic": "What an endless memory would reuse goes the same way: it is the traffic that changes.",
+    "filling": "The memory was not full at first: trust the later figures more.",
+    "memory": "The memory is full, and most of what is lost was evicted: the traffic outgrows it.",
+}
 
 
 def on_time(facts: RunFacts) -> str:
-    """Whether the hit rate still rises at the end."""
+    """How the hit rate goes over the whole trace."""
     trend = facts.hit_rate
     if trend is None:
         return "The trace is short: the hit rate has no trend yet."
-    shares = f"{trend.early:.1%} of the tokens in the first fifth of the requests and {trend.late:.1%} in the last"
-    if trend.direction == "rises":
-        return f"The hit rate rises: {shares}. The memory was empty at first; trust the later figures more."
-    if trend.direction == "falls":
-        return f"The hit rate falls: {shares}. The traffic outgrows the memory, or changes."
-    return f"The hit rate is steady: {shares}."
+    if trend.direction in ("rises", "falls"):
+        text = (
+            f"The hit rate {trend.direction}, from {trend.early:.1%} of the tokens in the first tenth of the requests "
+            f"to {trend.late:.1%} in the last."
+        )
+        return f"{text} {_CAUSES[trend.cause]}" if trend.cause else text
+    how = "is steady" if trend.direction == "steady" else "goes up and down"
+    return f"The hit rate {how}: between {trend.low:.1%} and {trend.high:.1%} in every tenth of the requests."
 
 
 def on_prefixes(facts: RunFacts) -> str:
@@ -162,13 +208,16 @@ def on_prefixes(facts: RunFacts) -> str:
         return "No shared prefix lost anything."
     worst = found.worst[0]
     text = (
-        f"{found.lost_tokens:,} tokens of shared prefixes were computed again, in {found.stretches:,} stretches; the "
-        f"{len(found.worst)} worst are {found.share:.0%} of it. The worst is [{worst.start:,}, {worst.stop:,}), which "
-        f"{worst.requests:,} requests pass: {worst.lost_tokens:,} tokens."
+        f"{counted(found.lost_tokens, 'token')} of shared prefixes were computed again, in "
+        f"{counted(found.stretches, 'place')}. The worst is [{worst.start:,}, {worst.stop:,}), which "
+        f"{worst.requests:,} requests pass: {counted(worst.lost_tokens, 'token')}."
     )
     if found.few:
-        return f"{text} A few prefixes lose most: pin them, or mark their ends as breakpoints."
-    return f"{text} The loss is spread: no single prompt is worth special care."
+        return (
+            f"{text} The {len(found.worst)} worst are {found.share:.0%} of it, and many requests pass them: pin them, "
+            f"or mark their ends as breakpoints."
+        )
+    return text
 
 
 def on_memory(facts: RunFacts) -> str:
@@ -196,7 +245,7 @@ def on_checkpoints(facts: RunFacts) -> str:
         f"{found.taken:,} checkpoints were taken; {found.unused_share:.0%} of them were evicted before anybody used "
         f"them."
     )
-    if found.best is None or found.worst is None:
+    if found.best is None or found.worst is None or found.best.share == found.worst.share:
         return text
     return (
         f"{text} {found.best.name} pays best ({found.best.share:.0%} reused), {found.worst.name} least "
@@ -227,7 +276,8 @@ def _on_clock(run: RunRecord) -> list[str]:
         return [f"Imitates {run.result.preset}; what is modelled and what is not: docs/replay.md."]
     clock, latency = run.policy.get("timing"), run.result.latency
     if latency is None:
-        return ["Requests end before the next begins."]
+        told = ["Requests end before the next begins."]
+        return [*told, f"Times are estimates: {run.result.times.estimate}."] if run.result.times else told
     told = [f"Times are estimates: {latency.estimate}. Communication and the host's work take no time."]
     if clock:
         speed, most = clock["speed"].removeprefix("x"), clock["at once"]

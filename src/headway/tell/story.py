@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from headway.sizes import counted
+from headway.sizes import counted, format_bytes
 from headway.tell.prompt_text import Change, Place
 from headway.tell.reasons import MEANING, REMEDIES, UNSAVABLE
 from headway.tell.run import Stretch
@@ -94,6 +94,7 @@ class Story:
         evicted: Checkpoints that had to make room for it, by kind.
         losses: What was lost, by place, as the cache finds it before the request runs.
         changed: What changed in front of text that is known; None where nothing did, or where the trace has blocks.
+        needed: Bytes of one rank that it needs where the memory can never hold it, else 0.
     """
 
     request: int
@@ -110,6 +111,7 @@ class Story:
     evicted: dict[str, int]
     losses: list[PlacedLoss]
     changed: Change | None
+    needed: int = 0
 
 
 def story_lines(story: Story, name: str) -> Iterator[str]:
@@ -119,6 +121,10 @@ def story_lines(story: Story, name: str) -> Iterator[str]:
         f"Request {story.request:,} of {name}: {counted(story.prompt_tokens, 'prompt token')}, "
         f"{story.answer_tokens:,} of answer, arrives at {story.time:,.1f} s"
     )
+    if story.needed:
+        size = format_bytes(story.needed, 1000)
+        yield f"It would be refused: it needs {size} of a rank, more than the whole memory of the cache"
+        return
     source = f" from a {story.resumed_from} checkpoint" if story.resumed_from not in ("", "path") else ""
     yield (
         f"{story.hit_tokens:,} tokens are reused ({share:.0%}){source}; an endless memory would reuse "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.sizes import counted
-from headway.tell.comparison import Comparison
+from headway.tell.comparison import Comparison, refusals
 from headway.tell.facts import RunFacts
 from headway.tell.latency import Latency
 from headway.tell.run import Figures, ReplayResult
@@ -119,15 +119,16 @@ def runs(found: Comparison, *, brief: bool = False) -> Table:
     """Runs side by side, the best of them bold; `brief` leaves out what a terminal has no room for."""
     times = ("first token: half", "95%", "answer tokens per second") if found.timed else ()
     rates = ["tokens reused", "requests hit", "compute saved", "knowing the future", "endless memory"]
-    rows = []
+    rows, some = [], any(facts.refused for facts in found.facts)
     for run, facts, label in zip(found.runs, found.facts, found.labels, strict=True):
         future = "" if facts.future is None else f"{facts.future:.1%}"
-        cells = [label, *_rates(run.result.whole), future, f"{facts.endless:.1%}"]
+        refused = [f"{refusals(facts):,} of {facts.requests + refusals(facts):,}"] if some else []
+        cells = [label, *refused, *_rates(run.result.whole), future, f"{facts.endless:.1%}"]
         rows.append([*cells, *(_times(run.result.latency) if times else ()), _largest_loss(facts)])
-    head = ["run", *rates, *times, "largest loss"]
+    head = ["run", *(["refused"] if some else []), *rates, *times, "largest loss"]
     if brief:
         for row in (head, *rows):
-            del row[2]  # requests hit
+            del row[3 if some else 2]  # requests hit
     estimate = next((run.result.latency.estimate for run in found.runs if run.result.latency), "")
     note = f"times are estimates: {estimate}" if estimate else ""
     title = f"{found.runs[0].result.trace}: {counted(len(found.runs), 'run')}"
@@ -142,10 +143,7 @@ def _times(found: Latency | None) -> list[str]:
 
 
 def _largest_loss(facts: RunFacts) -> str:
-    lost = [f"{facts.loss.name} {facts.loss.share:.1%}"] if facts.loss else []
-    return "; ".join(
-        lost + ([f"{counted(facts.refused_requests, 'request')} refused"] if facts.refused_requests else [])
-    )
+    return f"{facts.loss.name} {facts.loss.share:.1%}" if facts.loss else ""
 
 
 def reasons(found: Comparison) -> Table:

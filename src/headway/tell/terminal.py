@@ -14,8 +14,9 @@ from headway.sizes import format_bytes
 from headway.tell import tables
 from headway.tell.comparison import Comparison
 from headway.tell.facts import RunFacts, facts_of, hit_rates
+from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
-from headway.tell.sentences import on_making, on_waterfall
+from headway.tell.sentences import on_making, on_refused, on_savings, on_waterfall
 
 __all__ = ["show", "show_runs"]
 
@@ -23,18 +24,21 @@ _BAR = 18
 _MOMENTS = 24
 _WORST = 5
 _LEVELS = " ▁▂▃▄▅▆▇█"
-_STYLES = {"refused": "dim", "new": "dim", "lost": "red", "reused": "green"}
+_STYLES = {"new": "dim", "lost": "red", "reused": "green"}
 
 
 def show(run: RunRecord, console: Console) -> None:
     """Print a run: below the waterfall what it says in words, and at the end how it was made."""
     facts, result = facts_of(run), run.result
-    if facts.refused_requests:
-        told = f"{facts.refused_requests:,} of {facts.requests:,} requests are larger than the memory"
-        console.print(f"[bold red]{told}[/]\n")
+    if facts.refused is not None:
+        console.print(on_refused(facts.refused), "", sep="\n", style="bold red", markup=False, highlight=False)
     console.print(_table(tables.rates(result, result.preset.partition(",")[0] or "this cache")))
+    if result.times is not None:
+        console.print(on_savings(result.times), "", sep="\n", markup=False, highlight=False)
     console.print(_waterfall(facts))
     console.print(on_waterfall(facts), "", sep="\n", markup=False, highlight=False)
+    for text in on_faults(facts.faults):
+        console.print(text, "", sep="\n", style="bold red", markup=False, highlight=False)
     if result.kinds:
         console.print(_table(tables.kinds(result)))
     if facts.prefixes.worst:

@@ -10,6 +10,7 @@ rank 0 alone knows better than its random weights: so a rank that judged by itse
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,11 +20,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.engine.ranks.rank_executor import ThreadRanks
+from tests.runtime.drafting.published_drafts import published_reference, save_published
 from tests.runtime.drafting.tiny_drafters import TOKENS, Improved, save_tiny
 from tests.runtime.parallel.rank_threads import layout_of
 from tests.runtime.tiny_models import generated, tiny_model
 
-from headway.cache import CacheConfig, PrefixCache
+from headway.cache import CacheConfig, PrefixCache, Prompt
 from headway.engine import DraftPlanner, EngineConfig, GenerationRequest, RunningRequest, Scheduler
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
@@ -68,15 +70,18 @@ TENSORS = [
 ]
 """Ranks that share the weights, DCP, interleave and form of communication."""
 CASES += [Case(model, *rest, tp=tp) for model, (tp, *rest) in product(SHARED.values(), TENSORS)]
+CASES += [Case("KimiK3", *LAYOUTS[0]), Case("KimiK3", 4, 16, "a2a", tp=4), Case("KimiK3", 2, 1, "ag_rs", tp=4)]
 DRAFTERS = ("mtp", "dspark")
 DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, DRAFTERS)]
 DRAFTED += [Case(model, *rest, kind, tp) for model, (tp, *rest), kind in product(SHARED.values(), TENSORS, DRAFTERS)]
+DRAFTED += [Case("KimiK3", 4, 16, "ag_rs", "latent", tp=4), Case("KimiK3", 2, 1, "a2a", "latent", tp=4)]
+DRAFTED += [Case("KimiK3", 4, 1, "ag_rs", "latent"), Case("KimiK3", 2, 16, "ag_rs", "grouped", tp=4)]
 
 
 class Driver:
-    """A scheduler over ranks, with a preemption every few steps: drafts make fewer of them."""
+    """A scheduler over ranks, with a preemption every few steps, or `every` so many: drafts make fewer of them."""
 
-    def __init__(self, case: Case, drafters: Sequence[Drafter] = ()) -> None:
+    def __init__(self, case: Case, drafters: Sequence[Drafter] = (), every: int | None = None) -> None:
         model = tiny_model(case.model)
         layout = layout_of_ranks(case)
         parallel = layout_of(case.ranks, case.interleave, case.dcp)
@@ -87,7 +92,7 @@ class Driver:
         planner = DraftPlanner(drafters[0].name, drafters[0].most) if drafters else None
         self.scheduler = Scheduler(self.cache, EngineConfig(max_batched_tokens=48, max_running=4), planner=planner)
         self.requests: list[RunningRequest] = []
-        self._steps, self._every = 0, 3 if drafters else 7
+        self._steps, self._every = 0, every or (3 if drafters else 7)
 
     def add(self, prompt: list[int], count: int) -> None:
         order = len(self.requests)
@@ -178,10 +183,12 @@ def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
 @pytest.mark.parametrize("case", DRAFTED, ids=str)
 def test_drafts_change_neither_tokens_nor_hits(case: Case, tmp_path: Path) -> None:
     name = case.model
-    source = str(save_tiny(case.drafter, tiny_model(name), tmp_path, SEED))
+    save = save_tiny if case.drafter in DRAFTERS else save_published
+    source = str(save(case.drafter, tiny_model(name), tmp_path, SEED))
     plain = [load_drafter(source, copy.deepcopy(tiny_model(name)), None, TOKENS) for _ in range(case.ranks)]
     answers = {tuple(p): generated(name, tuple(p), 8)[0] for p, _ in prompts(name)}
-    driver = drive(case, [Improved(plain[0], answers, SEED), *plain[1:]])
+    improved = Improved(plain[0], answers, SEED)
+    driver = drive(case, [improved, *plain[1:]])
     for request in driver.requests:
         truth = answers[tuple(request.request.tokens.tolist())]
         assert request.answer.tolist() == truth[: request.request.max_tokens]
@@ -193,3 +200,38 @@ def test_drafts_change_neither_tokens_nor_hits(case: Case, tmp_path: Path) -> No
         assert one - lookahead <= got <= one
     assert driver.scheduler.counters.preemptions > 0
     assert (driver.cache.stats().leases, driver.cache.stats().leased) == (0, 0)
+    if save is save_published:
+        for tokens, proposed in improved.seen:
+            assert proposed == published_reference(tmp_path, tiny_model(name), tokens, len(proposed))
+
+
+def test_the_scenario_of_three_groups_on_eight_ranks(tmp_path: Path) -> None:
+    """What stands in `tests/conformance/geometry.json`, computed: 8 ranks, target, draft and states of three kinds."""
+    scenarios = json.loads((Path(__file__).parents[2] / "conformance" / "geometry.json").read_text())
+    (scenario,) = (scenario for scenario in scenarios if scenario["name"] == "dcp8-three-groups")
+    first, second = scenario["steps"]
+    length, count = second["prompt"][0][2], second["output"]
+    name, case = "KimiK3Wide", Case("KimiK3Wide", 8, 1, drafter="latent", tp=8)
+    prompt = np.random.default_rng(SEED).integers(3, 256, length).tolist()
+    source = str(save_published("latent", tiny_model(name), tmp_path, SEED))
+    drafters = [load_drafter(source, copy.deepcopy(tiny_model(name)), None, TOKENS) for _ in range(8)]
+    answers = {tuple(prompt): generated(name, tuple(prompt), count + 6)[0]}
+    improved = Improved(drafters[0], answers, SEED)
+    driver = Driver(case, [improved, *drafters[1:]], every=1000)
+    tables = {group.spec.name: group.table for group in driver.cache.geometry.groups}
+    for step in (first, second):
+        hit = driver.cache.lookup(Prompt(np.array(prompt, dtype=np.int32)))
+        driver.add(prompt, count + 6)
+        while driver.step():
+            pass
+        request = driver.requests[-1]
+        assert request.answer.tolist() == answers[tuple(prompt)]
+        assert [request.cached_tokens] * 2 == step["expect"]["hit"]
+    expected = second["expect"]["geometry"]
+    for group, told in (("full", expected["target"]), ("draft", expected["draft"])):
+        assert len(hit.blocks(tables[group].index)) == told["blocks"]
+        assert tables[group].span == told["span"]
+    assert hit.tokens == expected["kda"]["position"] == 16 * tables["full"].block_tokens
+    assert len(hit.blocks(tables["state"].index)) == tables["state"].state_blocks > 0
+    for tokens, proposed in improved.seen:
+        assert proposed == published_reference(tmp_path, tiny_model(name), tokens, len(proposed))

@@ -180,14 +180,13 @@ def test_memory() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             memory_of(hardware, model, ONE)
-    for hardware, timed, message in (
-        (Hardware("1GB", gpu="h100"), False, "not both"),
-        (Hardware("1GB", gpus=2, weights="9GB", gpu_share=0.5), False, "--gpus, --weights, --gpu-share: go with --gpu"),
-        (Hardware("1GB", gpu="h100", gpu_share=0.5), True, "--gpu-share: go with --gpu"),
+    for hardware, message in (
+        (Hardware("1GB", gpus=2, weights="9GB", gpu_share=0.5), "--gpus, --weights, --gpu-share: go with --gpu"),
+        (Hardware("1GB", gpu="h100", gpu_share=0.5), "--gpu-share: go with --gpu"),
     ):
         with pytest.raises(ConfigError, match=message):
-            hardware.check(timed=timed)
-    Hardware("1GB", gpu="h100", gpus=2).check(timed=True)
+            hardware.check()
+    Hardware("1GB", gpu="h100", gpus=2).check()
     Hardware(gpu="h100", gpus=2, weights="9GB", gpu_share=0.5).check()
     with pytest.raises(ConfigError, match="how many parameters qwen3-next"):
         memory_of(Hardware(gpu="h200"), other, ONE)

@@ -47,7 +47,7 @@ def test_the_first_to_part_pays_and_leaves_a_junction() -> None:
     assert (20, "taken", "junction") in marks(story)
     assert (20, "resident", "") in marks(story)
     assert "2 requests, from 0 to 1" in said(story)
-    assert "no checkpoint was taken there; add interval:N to --placement" in said(story)
+    assert "no checkpoint was taken there; try other places for checkpoints (--placement)" in said(story)
 
 
 def test_the_next_one_resumes_there() -> None:
@@ -99,10 +99,14 @@ def test_of_several_that_had_to_go_the_latest_is_named() -> None:
 def test_stories_add_up_to_the_replay(memory: int | None) -> None:
     trace, config = generate("mixed", 30, seed=12), replace(CONFIG, memory=memory)
     stories = [story_of(trace, config, request) for request in range(len(trace))]
-    whole = replay_trace(trace, config).whole
-    assert sum(story.hit_tokens for story in stories) == whole.hit_tokens
-    assert sum(story.endless_tokens for story in stories) == whole.endless_tokens
-    for story in stories:
+    result = replay_trace(trace, config)
+    served, whole = [story for story in stories if not story.needed], result.whole
+    assert (len(served), len(stories) - len(served)) == (whole.requests, result.refused)
+    assert sum(story.hit_tokens for story in served) == whole.hit_tokens
+    assert all("It would be refused: it needs" in said(story) for story in stories if story.needed)
+    assert sum(story.endless_tokens for story in served) >= whole.endless_tokens, "more, of what refused requests had"
+    assert result.refused or sum(story.endless_tokens for story in served) == whole.endless_tokens
+    for story in served:
         assert story.hit_tokens + sum(story.lost.values()) == story.prompt_tokens
         assert story.stretches[0].start == 0
         assert story.stretches[-1].stop == story.prompt_tokens

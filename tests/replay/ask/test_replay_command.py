@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,11 @@ def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
         (("--model", "kimi-k3", "--tp", "4", "--dcp", "3", "--memory", "9GB"), 2, "not divisible"),
         (("absent.jsonl", "--model", "kimi-k3", "--memory", "9GB"), 2, "absent.jsonl"),
         ((__file__,), 2, "which model"),
-        (("--model", "kimi-k3", "--tp", "8", "--memory", "58MB", "--limit", "9"), 2, "none of the 9 requests fits"),
+        (
+            ("--model", "kimi-k3", "--tp", "8", "--memory", "58MB", "--limit", "9"),
+            2,
+            "none of the 9 requests can be served",
+        ),
         ((__file__, *BY_HAND, "--seed", "3", "--workload", "chat"), 2, "--workload, --seed: is for a generated trace"),
         (("--format", "mooncake"), 2, "--format: says how a trace is read"),
         (("--tokenizer", "bytes"), 2, "--tokenizer: says how a trace is read"),
@@ -203,8 +208,13 @@ def test_what_is_printed_becomes_a_report(capsys: pytest.CaptureFixture[str], tm
 def test_some_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--limit", "40", "--model", "kimi-linear", "--memory", "200MB")
     assert code == 0, err
-    assert "of 40 requests are larger than the memory" in out.splitlines()[0]
-    assert "the prompt is larger than the memory" in " ".join(out.split())
+    assert out.startswith("8 of 40 requests need more than the whole memory and would be refused")
+    needed = re.search(r"With ([\d.]+ [MG]B) per rank, all would be served", " ".join(out.split()))
+    assert needed is not None
+    enough = f"{float(needed[1].split()[0]) + 0.1:.1f}{needed[1].split()[1]}"
+    code, out, _ = run(capsys, "--limit", "40", "--model", "kimi-linear", "--memory", enough)
+    assert code == 0
+    assert "would be refused" not in out
 
 
 @pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])

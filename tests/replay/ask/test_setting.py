@@ -52,8 +52,13 @@ def test_without_a_trace_and_a_model_there_is_an_example() -> None:
     assert none.with_example(TraceChoice(Path(__file__)), "8GB") == none, "a trace of one's own wants a model"
     with pytest.raises(TraceError, match=r"absent\.jsonl: there is no such file"):
         none.with_example(TraceChoice(Path("absent.jsonl")), "8GB")
-    with pytest.raises(ConfigError, match="not both"):
-        none.changed(memory="1GB", gpu="h200").with_example(TraceChoice(), "8GB")
+    both = none.changed(memory="1GB", gpu="h200").with_example(TraceChoice(), "8GB").configure()[0]
+    assert (both.memory, both.timing) == (10**9, None)
+    assert both.roofline is not None, "the GPU says how fast it is"
+    assert both.roofline.gpu == "h200"
+    assert example.configure()[0].roofline is None
+    unknown = Setting(ModelChoice("qwen3.6-27b"), hardware=Hardware("1GB", "h200"))
+    assert unknown.configure()[0].roofline is None, "nothing is known of its compute"
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert "4 of 4 runs are in" in " ".join(err.split())
     assert len(json.loads(out)) == 4
-    for wrong, word in ((["--preset", "nobody"], "unknown preset"), (["--gpu", "h200"], "not both")):
+    for wrong, word in ((["--preset", "nobody"], "unknown preset"), (["--gpus", "2"], "go with --gpu")):
         with pytest.raises(SystemExit) as ended:
             main([*arguments, *wrong])
         assert ended.value.code == 2

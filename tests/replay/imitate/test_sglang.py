@@ -1,5 +1,7 @@
 """The SGLang preset, against what its rules give by hand. Blocks of the trace have 64 tokens, chunks 128."""
 
+from dataclasses import replace
+
 import pytest
 
 from headway.cache import FullAttention, LayerSpec, ParallelLayout, Recurrent
@@ -67,7 +69,7 @@ def test_an_answer_leaves_a_state_where_it_crosses_the_track() -> None:
 
 def test_attention_memory_is_a_pool_of_its_own() -> None:
     pools = sglang_pools(ReplayConfig(HYBRID, 3_800_000, ParallelLayout(tp=2, dcp=2)), SglangPreset())
-    assert pools == Pools(slots=9, tokens=4000, state_bytes=200_000, token_bytes=500.0)
+    assert pools == Pools(slots=9, tokens=4000, state_bytes=200_000, token_bytes=500.0, ratio=0.9)
     pools = sglang_pools(ReplayConfig(HYBRID, 3_000_000), SglangPreset(state_slots=5))
     assert (pools.slots, pools.tokens) == (5, 2000)
     order = trace([1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3])
@@ -77,9 +79,15 @@ def test_attention_memory_is_a_pool_of_its_own() -> None:
 
 
 def test_prompts_larger_than_attention_memory_are_refused() -> None:
-    found = run(trace(list(range(20)), [30]), slots=2, memory=400_000 + 1_000_000)
-    assert found.refused == 1
-    assert found.whole.lost["refused"] == 20 * 64 + 8
+    requests = trace(list(range(20)), [30])
+    found = run(requests, slots=2, memory=400_000 + 1_000_000)
+    assert (found.refused, found.refused_tokens) == (1, 20 * 64 + 8)
+    assert run(requests, slots=2, memory=found.needed).refused == 0
+    for ratio, memory in ((0.9, 1_500_000), (4.0, 3_000_000)):
+        few = ReplayConfig(HYBRID, memory, preset=f"sglang,memory_ratio={ratio}")
+        split = replay_trace(requests, few)
+        assert split.refused == 1
+        assert replay_trace(requests, replace(few, memory=split.needed)).refused == 0
 
 
 def test_a_model_without_states_is_refused() -> None:

@@ -166,9 +166,13 @@ def test_who_finds_no_page_preempts_the_youngest(monkeypatch: pytest.MonkeyPatch
 
 
 def test_prompts_that_never_fit_are_refused() -> None:
-    found = run(trace(list(range(20)), [1]), pages=16)
-    assert found.refused == 1
-    assert found.whole.lost["refused"] == 20 * BLOCK + 8
+    requests = trace(list(range(20)), [1])
+    found = run(requests, pages=16)
+    assert (found.refused, found.refused_tokens) == (1, 20 * BLOCK + 8)
+    assert found.needed % found.block_bytes == 0
+    enough = found.needed // found.block_bytes - 1
+    assert run(requests, pages=enough).refused == 0
+    assert run(requests, pages=enough - 1).refused == 1
 
 
 def test_a_block_is_as_large_as_a_state_needs() -> None:

@@ -69,8 +69,8 @@ def test_an_imitated_engine(hit: int, kept: int, computed: int, match: int, expe
 
 def test_refused_prompts_are_on_their_own_line() -> None:
     found = ledger(25, 20)
-    found.refuse(0)
-    assert (found.refused, lines(found), found.match(0)) == (1, {"refused": 25}, 20)
+    found.refuse(0, 99)
+    assert (found.refused, lines(found), found.match(0)) == ({0: 99}, {}, 20)
 
 
 def test_states_are_counted_once() -> None:

@@ -58,10 +58,9 @@ def check(trace: Trace, result: ReplayResult) -> None:
         assert 0 <= found.hit_tokens <= found.endless_tokens < max(1, found.prompt_tokens)
         assert 0.0 <= found.compute_saved <= found.endless_compute <= 1.0
         assert set(found.lost) <= set(LINES)
-    assert result.whole.requests == len(trace)
+    assert result.whole.requests + result.refused == len(trace)
     assert result.clairvoyant is not None
     assert result.clairvoyant.hit_tokens <= result.whole.endless_tokens
-    assert result.starved == 0 or result.blocks
     for kind in result.kinds.values():
         assert kind.evicted_unused <= kind.evicted <= kind.taken
         assert kind.reused <= min(kind.taken, kind.resumed)
@@ -175,8 +174,40 @@ def test_prompts_larger_than_the_memory_are_refused() -> None:
     builder.add_blocks(range(100), 6400, 0, 0.0)
     builder.add_blocks([1000], 64, 0, 1.0)
     result = replayed(builder.build(), HYBRID, 1_000_000)
-    assert result.refused == 1
-    assert result.whole.lost["refused"] == 6400
+    assert (result.refused, result.refused_tokens) == (1, 6400)
+    assert (result.whole.requests, result.whole.prompt_tokens) == (1, 64), "it is in no figure"
+    assert replayed(builder.build(), HYBRID, result.needed).refused == 0
+    assert replayed(builder.build(), HYBRID, result.needed - result.block_bytes).refused == 1
+
+
+def test_what_only_refused_requests_had_is_nothing_that_others_could_reuse() -> None:
+    """The second prompt begins like the first, which is refused; the third begins like the second."""
+    builder = TraceBuilder("made", "test", 64)
+    builder.add_blocks(range(100), 6400, 0, 0.0)
+    for time in (1.0, 2.0):
+        builder.add_blocks(range(4), 256, 0, time)
+    builder.add_blocks(range(100), 6400, 0, 3.0)
+    result = replayed(builder.build(), HYBRID, 1_000_000)
+    assert (result.refused, result.refused_tokens) == (2, 12_800)
+    assert result.whole.endless_tokens == 255
+    assert set(result.whole.lost) <= {"nothing_matched", "last_token", "evicted"}
+    assert [(one.first_request, one.last_request) for one in result.prefixes.worst] in ([], [(1, 2)]), "as in the trace"
+
+
+def test_an_answer_that_does_not_fit_is_refused_as_the_server_would() -> None:
+    builder = TraceBuilder("made", "test", 64)
+    builder.add_blocks([1000], 64, 6400, 0.0)
+    builder.add_blocks([1000], 64, 0, 1.0)
+    result = replayed(builder.build(), HYBRID, 1_000_000)
+    assert (result.refused, result.whole.requests) == (1, 1)
+
+
+def test_memory_for_nobody_gives_no_figures() -> None:
+    builder = TraceBuilder("made", "test", 64)
+    builder.add_blocks(range(100), 6400, 0, 0.0)
+    result = replayed(builder.build(), HYBRID, 1_000_000)
+    assert (result.refused, result.whole.requests, result.whole.prompt_tokens) == (1, 0, 0)
+    assert (result.over_time, result.prefixes.worst) == ([], [])
 
 
 def test_a_resend_skips_all_but_its_last_token() -> None:

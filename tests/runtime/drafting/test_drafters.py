@@ -17,8 +17,8 @@ from headway.errors import ConfigError, ModelError
 from headway.runtime.drafting.drafter import DraftRequest
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.drafting.lookup import PromptLookup
-from headway.runtime.forward.short_chunks import MOST_TOKENS, short_chunks
 from headway.runtime.interface import SampleRow, SamplingParams
+from headway.runtime.model.short_chunks import MOST_TOKENS, short_chunks
 
 
 def looked_up(prompt: list[int], output: list[int], count: int = 3) -> list[int]:

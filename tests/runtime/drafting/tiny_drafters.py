@@ -65,10 +65,14 @@ class Improved:
         self._skill = skill
         self.seen: list[tuple[list[int], list[int]]] = []
         self.name, self.groups, self.entries = drafter.name, drafter.groups, drafter.entries
-        self.feature_layers, self.most = drafter.feature_layers, drafter.most
+        self.feature_layers, self.mixed_features = drafter.feature_layers, drafter.mixed_features
+        self.most = drafter.most
 
-    def attach(self, arena: Any) -> None:
-        self._drafter.attach(arena)
+    def attach(self, arena: Any, merge: Any = None) -> None:
+        self._drafter.attach(arena, merge)
+
+    def prepare(self, requests: Sequence[DraftRequest]) -> None:
+        self._drafter.prepare(requests)
 
     def observe(self, observed: Observed) -> None:
         self._drafter.observe(observed)

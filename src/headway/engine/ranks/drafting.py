@@ -155,9 +155,15 @@ def measure_costs(speculator: Speculator, max_running: int) -> StepCosts:
     batches = [[_batch(made[n], n, c) for c in counts.tolist()] for n in rows.tolist()]
     seconds = [[_median(partial(runner.run, batch)) for batch in line] for line in batches]
     requests = [_requests(made[n], n, most) for n in rows.tolist()]
-    draft = [_median(torch.no_grad()(partial(speculator.drafter.propose, asked))) for asked in requests]
+    draft = [_median(partial(_draft, speculator.drafter, asked)) for asked in requests]
     rising = np.maximum.accumulate(np.maximum.accumulate(np.array(seconds), axis=1), axis=0)
     return StepCosts(rows, counts, rising, np.maximum.accumulate(np.array(draft)))
+
+
+@torch.no_grad()
+def _draft(drafter: Drafter, requests: list[DraftRequest]) -> None:
+    drafter.prepare(requests)
+    drafter.propose(requests)
 
 
 def _blocks_of_a_row(geometry: CacheGeometry, tokens: int) -> int:

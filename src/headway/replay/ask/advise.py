@@ -1,11 +1,14 @@
-"""The command `headway advise`: the runs that matter for a decision, in three rounds.
+"""The command `headway advise`: the runs that matter for a decision, in four rounds.
 
-1. Every decode-context-parallel size that the model allows. The *layout* taken is the smallest one within half a point
-   of compute of the best: splitting tokens costs communication that a replay does not see.
-2. Around that layout, one change at a time: half and twice the memory, plain LRU, and fewer bytes a number for entries
-   and states where there are fewer. Fewer bytes change what the model computes, so they are offered and not taken.
-3. Where this release imitates other engines: each as it comes, as it comes on the new layout, and with its own best
-   split of memory.
+1. Every decode-context-parallel size that the model allows. A layout that refuses requests is none while another
+   serves them. Of the others the *layout* taken is the smallest one within half a point of compute of the best:
+   splitting tokens costs communication that a replay does not see.
+2. On that layout, other placements (without the kinds that do not pay, and with a grid where states were missing) and
+   plain LRU. They cost nothing and change no answer, so the best is taken if it gains half a point.
+3. From there, one change at a time: half and twice the memory, the memory that serves all, and fewer bytes a number for
+   entries and states where there are fewer. Fewer bytes change what the model computes, so they are offered, not taken.
+4. Where this release imitates other engines: each as it comes, as it comes on the new layout, and with its own best
+   split of memory. If the states of running requests take more than a quarter of the memory, with fewer of these too.
 
 Rejected: a full grid. It runs ten times as long, and what it adds (two changes that only pay together) has not been
 seen on the traces at hand.
@@ -22,13 +25,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headway.cache import Recurrent
+from headway.cache import DEFAULT_PLACEMENT, Reason, Recurrent
 from headway.errors import ConfigError
 from headway.formats import Trace
 from headway.option_records import with_records
 from headway.replay.ask import options as opt
 from headway.replay.ask.folder import SweepFolder
 from headway.replay.ask.grid import Point, points_of
+from headway.replay.ask.lint import faults_of
 from headway.replay.ask.model_files import is_model_files
 from headway.replay.ask.options import ClockChoice
 from headway.replay.ask.setting import Setting
@@ -37,7 +41,8 @@ from headway.replay.ask.workers import Workload
 from headway.replay.config.presets import preset_name
 from headway.tell import RunRecord, compare, with_facts
 from headway.tell.advice import Study, Variant, advice_text
-from headway.tell.engines import beside_running
+from headway.tell.comparison import refusals
+from headway.tell.engines import SLOTS, beside_running, fewer_running
 
 __all__ = ["ENGINES", "Question", "advise", "study"]
 
@@ -47,6 +52,12 @@ ENGINES = ("vllm", "sglang")
 _RATIOS = (0.25, 0.5, 0.9, 2.0, 4.0)
 """Splits of SGLang's memory that are tried; 0.9 is what it does by itself."""
 _ENOUGH = 0.005
+_DROPPABLE = ("prompt_end", "answer_end", "boundary")
+"""Kinds of checkpoint that a placement can do without; the others are where somebody comes back to, or asked for."""
+_RARE, _POOR = 20, 0.2
+"""A kind of which at least so many were taken and less than this share was reused is tried without."""
+_GRID = 4096
+"""Tokens between the checkpoints of a grid."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,8 @@ def advise(
         return finish_points(work, points, folder, console, jobs=where.jobs, ray=where.ray)
 
     found = study(Question(setting, requests, running), run)
-    share = hardware.gpu_share if hardware.gpu else None
+    found = replace(found, faults=faults_of(source, requests, setting.configure()[0]))
+    share = hardware.gpu_share if hardware.gpu and hardware.memory is None else None
     checkpoint, draft = _checkpoint(model.model), model.draft is not None
     text = advice_text(found, share=share, running=running, checkpoint=checkpoint, draft=draft)
     (where.out / "advice.md").write_text(text, encoding="utf-8")
@@ -115,8 +127,9 @@ def advise(
         typer.echo(json.dumps({"advice": text, "runs": [with_facts(one.run) for one in found.variants]}, indent=2))
     else:
         Console().print(text, highlight=False, markup=False, soft_wrap=True)
-    every, changed = found.variants, {id(variant) for variant in found.changes}
-    labels = [f"{found.best.name}, {one.name}" if id(one) in changed else one.name for one in every]
+    every = found.variants
+    base = {id(one): found.layout.name for one in found.policies} | {id(one): found.best.name for one in found.changes}
+    labels = [f"{base[id(one)]}, {one.name}" if id(one) in base else one.name for one in every]
     draw(compare([one.run for one in every], labels=labels, focus=every.index(found.best)), folder, console)
 
 
@@ -144,6 +157,7 @@ class Question:
 
 
 Runner = Callable[[Sequence[Point]], Sequence[RunRecord]]
+_Variants = Callable[[Mapping[str, Mapping[str, Any]]], list[Variant]]
 
 
 def study(question: Question, run: Runner) -> Study:
@@ -154,7 +168,7 @@ def study(question: Question, run: Runner) -> Study:
         run: Does the runs.
 
     Raises:
-        ConfigError: A model or memory that cannot work, or `running` requests whose states fill the memory.
+        ConfigError: A model or memory that cannot work.
     """
     ranks = question.setting.ranks
     base: dict[str, Any] = {"tp": ranks.tp, "kv_dtype": ranks.kv_dtype, "state_dtype": ranks.state_dtype}
@@ -164,20 +178,29 @@ def study(question: Question, run: Runner) -> Study:
         points = [_point(values, question) for values in settings.values()]
         return [Variant(n, v, r) for (n, v), r in zip(settings.items(), run(points), strict=True)]
 
-    left = _left_by_sglang(question)
     sizes, refused = _allowed(question)
     layouts = variants({f"dcp {dcp}": {"dcp": dcp} for dcp in sizes})
-    most = max(variant.facts.compute_saved for variant in layouts)
-    best = next(variant for variant in layouts if variant.facts.compute_saved >= most - _ENOUGH)
+    fewest = min(refusals(variant.facts) for variant in layouts)
+    serving = [variant for variant in layouts if refusals(variant.facts) == fewest]
+    layout = _smallest_good(serving)
+    policies = variants(_policies(layout))
+    best = max([layout, *policies], key=lambda one: (-refusals(one.facts), one.facts.compute_saved))
+    if best.facts.compute_saved < layout.facts.compute_saved + _ENOUGH:
+        best = layout
     changes = variants(_changes(best, question.setting))
     engines: dict[str, list[Variant]] = {}
     absent: dict[str, str] = {}
     for name in ENGINES:
         try:
-            engines[name] = variants(_engine(name, best, left))
+            engines[name] = _engine(name, best, question, variants)
         except ConfigError as error:  # the preset cannot hold this model
             absent[name] = str(error)
-    return Study(layouts[0], layouts, best, changes, engines, refused, absent)
+    return Study(layouts[0], layouts, layout, policies, best, changes, engines, refused, absent)
+
+
+def _smallest_good(layouts: Sequence[Variant]) -> Variant:
+    most = max(variant.facts.compute_saved for variant in layouts)
+    return next(variant for variant in layouts if variant.facts.compute_saved >= most - _ENOUGH)
 
 
 def _point(values: Mapping[str, Any], question: Question) -> Point:
@@ -199,36 +222,83 @@ def _allowed(question: Question) -> tuple[list[int], str]:
     return sizes, refused
 
 
-def _left_by_sglang(question: Question) -> int | None:
-    """Bytes of a rank that SGLang's running requests leave for its cache; None for endless. States are not split."""
-    config, _ = question.setting.configure()
-    states = sum(group.state_bytes for group in config.groups if isinstance(group, Recurrent))
-    return None if config.memory is None else beside_running(config.memory, question.running, states)
+def _policies(layout: Variant) -> dict[str, dict[str, Any]]:
+    """Placements and evictions worth a try on a layout, by what the kinds of checkpoint paid there."""
+    run, dcp = layout.run, {"dcp": layout.values["dcp"]}
+    wanted: dict[str, dict[str, Any]] = {"plain LRU": dcp | {"eviction": "lru"}} if run.memory is not None else {}
+    if not run.checkpoint_bytes:
+        return wanted
+    poor = [
+        name
+        for name, kind in run.result.kinds.items()
+        if name in _DROPPABLE and kind.taken >= _RARE and kind.reused < _POOR * kind.taken
+    ]
+    drops = [(name,) for name in poor] + ([tuple(poor)] if len(poor) > 1 else [])
+    for drop in drops:
+        kept = ",".join(kind for kind in DEFAULT_PLACEMENT if kind not in drop)
+        wanted[f"drop {' and '.join(drop)}"] = dcp | {"placement": kept}
+    never = next((line.share for line in layout.facts.lost if line.name == Reason.STATE_NEVER_TAKEN.value), 0.0)
+    if never >= _ENOUGH:
+        grid = f"interval:{_GRID}"
+        wanted[f"add {grid}"] = dcp | {"placement": ",".join((*DEFAULT_PLACEMENT, grid))}
+    return wanted
 
 
 def _changes(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:
-    dcp, memory = {"dcp": best.values["dcp"]}, best.run.memory
-    wanted: dict[str, dict[str, Any]] = {"plain LRU": dcp | {"eviction": "lru"}}
+    base = {name: best.values[name] for name in ("dcp", "placement", "eviction") if name in best.values}
+    memory, wanted = best.run.memory, dict[str, dict[str, Any]]()
     if memory is not None:
-        wanted["half the memory"] = dcp | {"memory": str(memory // 2)}
-        wanted["twice the memory"] = dcp | {"memory": str(memory * 2)}
+        if best.facts.refused is not None:
+            wanted["memory for every request"] = base | {"memory": str(best.facts.refused.needed)}
+        wanted["half the memory"] = base | {"memory": str(memory // 2)}
+        wanted["twice the memory"] = base | {"memory": str(memory * 2)}
     if setting.model.has_dtypes:
         if setting.ranks.kv_dtype in ("bf16", "fp32"):
-            wanted["fp8 attention entries"] = dcp | {"kv_dtype": "fp8"}
+            wanted["fp8 attention entries"] = base | {"kv_dtype": "fp8"}
         if setting.ranks.state_dtype == "fp32" and any(group.kind == Recurrent.__name__ for group in best.run.groups):
-            wanted["bf16 states"] = dcp | {"state_dtype": "bf16"}
+            wanted["bf16 states"] = base | {"state_dtype": "bf16"}
     return wanted
 
 
-def _engine(name: str, best: Variant, left: int | None) -> dict[str, dict[str, Any]]:
-    """Runs of an imitated engine; SGLang's in what is `left`."""
-    dcp, shown = best.values["dcp"], preset_name(name)
-    wanted: dict[str, dict[str, Any]] = {f"{shown} today": {"preset": name, "dcp": 1}}
-    if name == "sglang":
-        split = {f"{shown}, dcp {dcp}, ratio {r:g}": f"{name},memory_ratio={r}" for r in _RATIOS}
-        wanted |= {text: {"preset": preset, "dcp": dcp} for text, preset in split.items()}
-        if left is not None:
-            wanted = {text: change | {"memory": str(left)} for text, change in wanted.items()}
-    elif dcp > 1:
-        wanted[f"{shown}, dcp {dcp}"] = {"preset": name, "dcp": dcp}
-    return wanted
+def _engine(name: str, best: Variant, question: Question, variants: _Variants) -> list[Variant]:
+    """Runs of an imitated engine: with `question.running` requests at once, and with fewer if their states are large.
+
+    Raises:
+        ConfigError: The preset cannot hold this model, or its running requests leave nothing even with one of them.
+    """
+    memory, states = best.run.memory, best.run.state_bytes
+    running = [question.running]
+    if memory is not None and states and question.running:
+        fewer = fewer_running(memory, question.running, states, SLOTS[name])
+        running += [fewer] if fewer < question.running else []
+    found: list[Variant] = []
+    for number in running:
+        try:
+            wanted = _sglang(best, number) if name == "sglang" else _vllm(best, number, question.running)
+        except ConfigError:
+            if number == running[-1]:
+                raise
+            continue
+        found += [replace(variant, running=number) for variant in variants(wanted)]
+    return found
+
+
+def _vllm(best: Variant, running: int, usual: int) -> dict[str, dict[str, Any]]:
+    dcp, shown = best.values["dcp"], preset_name("vllm")
+    if running != usual:
+        fewer = {"preset": f"vllm,running={running}", "dcp": dcp}
+        return {f"{shown}, dcp {dcp}, {running} running": fewer}
+    wanted: dict[str, dict[str, Any]] = {f"{shown} today": {"preset": "vllm", "dcp": 1}}
+    return wanted | ({f"{shown}, dcp {dcp}": {"preset": "vllm", "dcp": dcp}} if dcp > 1 else {})
+
+
+def _sglang(best: Variant, running: int) -> dict[str, dict[str, Any]]:
+    """In what its running requests leave of the memory."""
+    dcp, shown, memory = best.values["dcp"], preset_name("sglang"), best.run.memory
+    split = {f"{shown}, dcp {dcp}, ratio {r:g}": f"sglang,memory_ratio={r}" for r in _RATIOS}
+    wanted: dict[str, dict[str, Any]] = {f"{shown} today": {"preset": "sglang", "dcp": 1}}
+    wanted |= {text: {"preset": preset, "dcp": dcp} for text, preset in split.items()}
+    if memory is None:
+        return wanted
+    left = str(beside_running(memory, running, best.run.state_bytes))
+    return {f"{text}, {running} running": change | {"memory": left} for text, change in wanted.items()}

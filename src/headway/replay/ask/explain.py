@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated
 
 import numpy as np
@@ -19,14 +19,13 @@ import typer
 from rich.console import Console
 
 from headway.cache import CheckpointRemoved, CheckpointStored, Displaced, Event, Evicted, Path
-from headway.engine import HubTokenizer
 from headway.errors import ConfigError
 from headway.formats import Trace
-from headway.formats.chat import chat_messages, chat_tokenizer
-from headway.formats.read import read_line
+from headway.formats.read import read_entries
 from headway.option_records import with_records
 from headway.progress import counting
 from headway.replay.ask import options as opt
+from headway.replay.ask.rendering import renderer_of
 from headway.replay.ask.setting import Setting
 from headway.replay.config import ReplayConfig
 from headway.replay.replay import replay_trace
@@ -100,12 +99,12 @@ def _text_of(source: opt.TraceChoice, trace: Trace, request: int) -> PromptText 
     """The prompt of a request as its client knows it, where the trace is a log of chats."""
     if source.trace is None or trace.format != "chat" or not 0 <= request < len(trace):
         return None
-    messages, tools = chat_messages(read_line(source.trace, int(trace.ordinals[request])))
-    words, tokens = chat_tokenizer(source.tokenizer), trace.prompt(request).tolist()
-    piece = (lambda token: bytes([token])) if words.loaded is None else HubTokenizer(words.loaded).piece
-    return PromptText(
-        tokens, piece, words.render(messages, tools), messages, lambda changed: words.render(changed, tools)
-    )
+    body = next(islice(read_entries(source.trace), int(trace.ordinals[request]), None)).body
+    words, messages, tools = renderer_of(source.tokenizer or ""), body.get("messages") or [], body.get("tools")
+    tokens = words.prompt(body).tokens
+    if not messages:
+        return PromptText(tokens, words.piece)
+    return PromptText(tokens, words.piece, words.text(messages, tools), messages, lambda now: words.text(now, tools))
 
 
 def story_of(
@@ -167,6 +166,7 @@ def story_of(
             for start in [tokens(loss.start)]
         ],
         changed=_change(found.displaced, trace, text),
+        needed=paused.needed,
     )
 
 

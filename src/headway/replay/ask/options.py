@@ -15,10 +15,11 @@ import typer
 from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.engine import DEFAULT_WAIT_TOKENS
 from headway.errors import ConfigError, TraceError
-from headway.formats import FORMATS, Trace, read_trace
+from headway.formats import FORMATS, Trace
 from headway.progress import lasting
 from headway.replay.ask.catalogue import KV_DTYPES, STATE_DTYPES, catalogue
 from headway.replay.ask.model_files import is_model_files
+from headway.replay.ask.rendering import read_trace
 from headway.replay.config import PRESETS
 from headway.replay.trace.generate import WORKLOADS, generate
 
@@ -149,9 +150,9 @@ class ClockChoice:
             _CLOCK, "A request waits where a running one is about to compute so many of its tokens; 0: never.", min=0
         ),
     ] = DEFAULT_WAIT_TOKENS
-    efficiency: Annotated[str, option(_CLOCK, "Shares of the GPU's peak FLOP/s and bandwidth that are reached.")] = (
-        "0.5,0.7"
-    )
+    efficiency: Annotated[
+        str, option(_CLOCK, "Shares of the GPU's peak FLOP/s and bandwidth that are reached; also without the clock.")
+    ] = "0.5,0.7"
 
     @property
     def timed(self) -> bool:
@@ -235,7 +236,12 @@ class Hardware:
     """The memory of one rank, as bytes or by the GPU."""
 
     memory: Annotated[str | None, option(_MEMORY, "Of one rank, for the cache: 20GB, 16GiB, or endless.")] = None
-    gpu: Annotated[str | None, option(_MEMORY, "Instead: a GPU such as h200; weights are taken off.")] = None
+    gpu: Annotated[
+        str | None,
+        option(
+            _MEMORY, "A GPU such as h200: its memory less the weights, instead of --memory; and times as estimates."
+        ),
+    ] = None
     gpus: Annotated[
         int,
         option(
@@ -245,20 +251,20 @@ class Hardware:
     weights: Annotated[str | None, option(_MEMORY, "Bytes of the weights on all GPUs together.")] = None
     gpu_share: Annotated[float, option(_MEMORY, "Share of a GPU for weights and cache.")] = 0.9
 
-    def check(self, *, timed: bool = False) -> None:
-        """Refuse what would do nothing where memory is given in bytes: without a clock, all that is about a GPU.
+    def check(self) -> None:
+        """Refuse what would do nothing where memory is given in bytes.
 
         Raises:
             ConfigError: Names the options.
         """
         if self.memory is None:
             return
-        if self.gpu is not None and not timed:
-            raise ConfigError("give --memory or --gpu, not both")
-        given: dict[str, Any] = {} if timed else {"--gpus": self.gpus, "--weights": self.weights}
+        given: dict[str, Any] = {} if self.gpu else {"--gpus": self.gpus, "--weights": self.weights}
         given |= {"--gpu-share": self.gpu_share != Hardware.gpu_share}
         if wrong := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{', '.join(wrong)}: go with --gpu, not with --memory")
+            raise ConfigError(
+                f"{', '.join(wrong)}: go with --gpu, which says how much memory there is or how fast it is"
+            )
 
 
 @dataclass(frozen=True)

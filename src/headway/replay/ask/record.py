@@ -15,7 +15,7 @@ from headway.tell.run import GroupSize, ModelName, ReplayResult, RunRecord
 
 __all__ = ["record_of", "settings_of"]
 
-_OWN = ("groups", "memory", "layout", "cost", "layers", "kinds")
+_OWN = ("groups", "memory", "layout", "cost", "layers", "kinds", "roofline")
 """Fields of a configuration that a record keeps apart from its policy."""
 
 
@@ -45,6 +45,7 @@ def settings_of(config: ReplayConfig) -> dict[str, Any]:
         "memory": config.memory,
         "cost": asdict(config.cost),
         "policy": _policy(config) | {"timing": None if config.timing is None else str(config.timing)},
+        "roofline": None if config.roofline is None else str(config.roofline),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import typer
 from rich.console import Console
@@ -11,10 +12,11 @@ from headway.errors import ConfigError
 from headway.option_records import with_records
 from headway.progress import counting
 from headway.replay.ask import options as opt
+from headway.replay.ask.lint import faults_of
 from headway.replay.ask.record import record_of
 from headway.replay.ask.setting import Setting
 from headway.replay.replay import replay_trace
-from headway.sizes import format_bytes
+from headway.sizes import counted, format_bytes
 from headway.tell import compare, with_facts
 from headway.tell.page import require_report, write_report
 from headway.tell.terminal import show
@@ -69,12 +71,14 @@ def replay(
     requests = source.load().cut_answers(max_answer)
     with counting("replaying", len(requests), "requests") as tell:
         result = replay_trace(requests, config, clairvoyant=True, progress=lambda done, _: tell(done))
-    if config.memory is not None and result.refused == len(requests):
+    if not result.whole.requests:
         raise ConfigError(
-            f"none of the {len(requests):,} requests fits into {format_bytes(config.memory, 1000)}, the memory of one "
-            f"rank for the cache: give more with --memory, or split the model over more ranks (--tp, --dcp)"
+            f"none of the {counted(result.refused, 'request')} can be served in "
+            f"{format_bytes(config.memory or 0, 1000)}, the memory of one rank for the cache: the largest needs "
+            f"{format_bytes(result.needed, 1000)}. Give more with --memory, or split the model over more ranks "
+            f"(--tp, --dcp)"
         )
-    run = record_of(result, config, sized, requests)
+    run = replace(record_of(result, config, sized, requests), faults=faults_of(source, requests, config))
     if html is not None:
         write_report(compare([run]), html)
         Console(stderr=True).print(f"the report is in {html}", highlight=False)

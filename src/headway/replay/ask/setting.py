@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.replay.ask.catalogue import Model
 from headway.replay.ask.options import ClockChoice, Hardware, ModelChoice, PolicyChoice, RankChoice, TraceChoice
-from headway.replay.ask.sizing import memory_of, sized_model, timing_of
+from headway.replay.ask.sizing import known_roofline, memory_of, sized_model, timing_of
 from headway.replay.config import ReplayConfig
 
 __all__ = ["Setting"]
@@ -50,7 +50,7 @@ class Setting:
             ConfigError: Options that would do nothing.
         """
         trace.require()
-        self.hardware.check(timed=self.clock.timed)
+        self.hardware.check()
         if trace.trace is not None or self.model.model or self.model.by_hand:
             return self
         memory = self.hardware.memory or (None if self.hardware.gpu else usual)
@@ -78,6 +78,7 @@ class Setting:
         timing = timing_of(self.clock, self.hardware, model, layout)
         room = memory_of(self.hardware, model, layout)
         policies = self.policy.kinds, self.policy.eviction, self.policy.alignment, self.outputs
+        roofline = known_roofline(self.clock, self.hardware, model, layout)
         config = ReplayConfig(model.groups, room, layout, model.cost, *policies, preset=self.preset, timing=timing)
-        config = replace(config, layers=model.layers, kinds=model.kinds)
+        config = replace(config, layers=model.layers, kinds=model.kinds, roofline=roofline)
         return config, model

@@ -11,10 +11,10 @@ from headway.errors import ConfigError
 from headway.replay.ask.catalogue import Model, check_copies, draft_layers, draft_of, inspected_model, model_of
 from headway.replay.ask.model_files import is_model_files, model_of_files
 from headway.replay.ask.options import ClockChoice, Hardware, ModelChoice, RankChoice
-from headway.replay.config import Timing, gpu_of, roofline_of
+from headway.replay.config import Roofline, Timing, gpu_of, roofline_of
 from headway.sizes import format_bytes, parse_bytes
 
-__all__ = ["checked_ranks", "memory_of", "sized_model", "timing_of", "weights_of", "with_active"]
+__all__ = ["checked_ranks", "known_roofline", "memory_of", "sized_model", "timing_of", "weights_of", "with_active"]
 
 _COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmbt]?)\s*", re.IGNORECASE)
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -137,8 +137,10 @@ def timing_of(choice: ClockChoice, hardware: Hardware, model: Model, layout: Par
         ConfigError: An unknown clock, options of the other clock, or a model or GPU of which too little is known.
     """
     if choice.clock == "order":
-        if choice != ClockChoice():
-            raise ConfigError("--speed, --max-running, --step-tokens and --efficiency need --clock trace")
+        if replace(choice, efficiency=ClockChoice.efficiency) != ClockChoice():
+            raise ConfigError("--speed, --max-running, --step-tokens and --wait-tokens need --clock trace")
+        if choice != ClockChoice() and hardware.gpu is None:
+            raise ConfigError("--efficiency is a share of what a GPU can do: name it, such as --gpu h200")
         return None
     if choice.clock != "trace":
         raise ConfigError(f"clock {choice.clock!r}: use 'order' or 'trace'")
@@ -149,17 +151,32 @@ def timing_of(choice: ClockChoice, hardware: Hardware, model: Model, layout: Par
             f"how much {model.name} computes for a token is not known here: give --active-parameters, such as 3B"
         )
     checked_ranks(hardware, layout)
-    weights = weights_of(hardware, model)
-    roofline = roofline_of(
+    roofline = _roofline(choice, hardware.gpu, weights_of(hardware, model), model, layout)
+    return Timing(roofline, choice.speed, choice.max_running, choice.step_tokens, choice.wait_tokens)
+
+
+def known_roofline(choice: ClockChoice, hardware: Hardware, model: Model, layout: ParallelLayout) -> Roofline | None:
+    """What steps cost; None where no GPU is named, or too little is known of the model.
+
+    Raises:
+        ConfigError: An unknown GPU, or shares of its rates that cannot be.
+    """
+    weights = hardware.weights is not None or model.parameters
+    if hardware.gpu is None or not model.cost_source or not weights:
+        return None
+    return _roofline(choice, hardware.gpu, weights_of(hardware, model), model, layout)
+
+
+def _roofline(choice: ClockChoice, gpu: str, weights: int, model: Model, layout: ParallelLayout) -> Roofline:
+    return roofline_of(
         model.groups,
         layout,
         model.cost,
-        gpu_of(hardware.gpu),
+        gpu_of(gpu),
         parameters=model.parameters or weights / 2,
         weight_bytes=weights,
         reached=_shares(choice.efficiency),
     )
-    return Timing(roofline, choice.speed, choice.max_running, choice.step_tokens, choice.wait_tokens)
 
 
 def _refuse_idle_dtypes(choice: ModelChoice, ranks: RankChoice) -> None:

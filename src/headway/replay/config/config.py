@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from headway.cache import DEFAULT_PLACEMENT, ComputeCost, EvictionPolicy, LayerSpec, ParallelLayout
 from headway.errors import ConfigError
 from headway.replay.config.presets import HeadwayInVllmPreset, Preset, SglangPreset, VllmPreset, preset_of
-from headway.replay.config.roofline import Timing
+from headway.replay.config.roofline import Roofline, Timing
 
 __all__ = ["ReplayConfig"]
 
@@ -33,6 +33,7 @@ class ReplayConfig:
             another engine: "headway-in-vllm".
         layers: Layers in each group, by its name, as far as that is known; vLLM's pages are laid out by them.
         kinds: What kind of layers these are ("mla", "gqa", "kda", "gdn", ...), likewise.
+        roofline: What steps cost, to say what reuse saves in time; None: nothing is said.
         timing: Arrivals as recorded and steps that take time; None: each request ends before the next begins.
     """
 
@@ -47,6 +48,7 @@ class ReplayConfig:
     history_tokens: int | None = None
     preset: str | Preset | None = None
     timing: Timing | None = None
+    roofline: Roofline | None = None
     layers: Mapping[str, int] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
 

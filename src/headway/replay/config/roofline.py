@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,28 @@ class Roofline:
     windows: Sequence[tuple[float, int]] = ()
     source: str = ""
     gpu: str = ""
+
+    def prefill_seconds(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Seconds of steps of one row each, float64 [n]: step i computes tokens [starts[i], starts[i] + counts[i])."""
+        ends, cost = (starts + counts).astype(np.float64), self.cost
+        computed = counts * (cost.linear + 0.5 * cost.quadratic * (ends + starts))
+        moved = self.weight_bytes * np.minimum(1.0, counts * self.active) + self._held(ends, counts)
+        seconds: NDArray[np.float64] = np.maximum(computed / self.flops, moved / self.bandwidth)
+        return seconds
+
+    def decode_seconds(self, contexts: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+        """Seconds per token of answers behind `contexts` tokens, each with `rows` like it in a step, float64 [n]."""
+        computed = rows * (self.cost.linear + self.cost.quadratic * contexts)
+        moved = self.weight_bytes * min(1.0, rows * self.active) + rows * self._held(contexts, np.ones(1))
+        seconds: NDArray[np.float64] = np.maximum(computed / self.flops, moved / self.bandwidth) / rows
+        return seconds
+
+    def _held(self, ends: NDArray[np.float64], counts: NDArray[Any]) -> NDArray[np.float64]:
+        """Bytes of attention and states that a row reads, float64 [n]."""
+        held: NDArray[np.float64] = ends * self.token_bytes + 2 * self.state_bytes
+        for size, reach in self.windows:
+            held = held + size * np.minimum(ends, reach + counts)
+        return held
 
     def seconds(self, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> float:
         """Seconds of a step whose row i computes tokens [starts[i], starts[i] + counts[i])."""

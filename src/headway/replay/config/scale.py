@@ -53,6 +53,7 @@ class Scale:
         parts: Symbols that a trace block is told apart into.
         symbol: Tokens in a symbol.
         block_bytes: Bytes of a pool block on one rank.
+        reserved: Bytes of the memory that are none of the cache's.
         page: Tokens of a page at whose last multiple in a prompt a message is said to end; 0: nowhere.
     """
 
@@ -60,7 +61,12 @@ class Scale:
     parts: int
     symbol: int
     block_bytes: int
+    reserved: int = 0
     page: int = 0
+
+    def bytes_of(self, blocks: int) -> int:
+        """Memory of one rank that has so many blocks."""
+        return blocks * self.block_bytes + self.reserved
 
     def boundaries(self, marks: Iterable[int], tokens: int, symbols: int) -> tuple[int, ...]:
         """Message boundaries of a prompt in symbols, each at the end of the last whole trace block before it.
@@ -114,7 +120,7 @@ def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: 
         exports_inside=True,
         history_tokens=None if config.history_tokens is None else config.history_tokens // symbol,
     )
-    return Scale(cache, width // symbol, symbol, found.block_bytes, found.page)
+    return Scale(cache, width // symbol, symbol, found.block_bytes, found.reserved, found.page)
 
 
 def page_plan_of(config: ReplayConfig, settings: VllmPreset | HeadwayInVllmPreset) -> PagePlan:

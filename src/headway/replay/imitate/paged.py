@@ -102,8 +102,15 @@ class PagedCache:
 
     def could_hold(self, sequence: PagedRequest) -> bool:
         """Whether the empty pool could hold it to its end, with the state that it found, its last and its next one."""
+        return self._pages(sequence) <= self._pool.count
+
+    def bytes_for(self, sequence: PagedRequest) -> int:
+        """Memory of a pool that could hold it, the null block included."""
+        return (self._pages(sequence) + 1) * self._page_bytes
+
+    def _pages(self, sequence: PagedRequest) -> int:
         windows = sum(table.most(sequence.total) for table in self._windows)
-        return self._attention_pages(sequence.total) + 1 + 3 * self._groups + windows <= self._pool.count
+        return self._attention_pages(sequence.total) + 1 + 3 * self._groups + windows
 
     def look_up(self, sequence: PagedRequest) -> None:
         """Find where it resumes; takes nothing."""

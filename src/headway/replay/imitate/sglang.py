@@ -48,12 +48,19 @@ class Pools:
         tokens: Tokens of attention.
         state_bytes: Bytes of a state on one rank.
         token_bytes: Bytes of a token's attention on one rank.
+        ratio: Memory of states over that of attention; 0 where the slots are given.
     """
 
     slots: int
     tokens: int
     state_bytes: int
     token_bytes: float
+    ratio: float = 0.0
+
+    def bytes_for(self, tokens: int) -> int:
+        """Memory of which attention gets enough for so many tokens."""
+        attention = tokens * self.token_bytes
+        return int(attention * (1 + self.ratio) if self.ratio else attention + self.slots * self.state_bytes) + 1
 
 
 def sglang_pools(config: ReplayConfig, settings: SglangPreset) -> Pools:
@@ -83,7 +90,8 @@ def sglang_pools(config: ReplayConfig, settings: SglangPreset) -> Pools:
             f"preset sglang: {config.memory} bytes do not hold {max(1, slots)} states of {state} bytes and any "
             f"attention beside them: give more memory or fewer state_slots"
         )
-    return Pools(slots, int(rest / token) if token else _ENDLESS, state, token)
+    ratio = 0.0 if settings.state_slots else settings.memory_ratio
+    return Pools(slots, int(rest / token) if token else _ENDLESS, state, token, ratio)
 
 
 def run_sglang(
@@ -136,7 +144,7 @@ class _Sglang:
         if self._ledger.sample_is_due(request):
             self._sample(request)
         if prompt > self._pools.tokens:
-            self._ledger.refuse(request)
+            self._ledger.refuse(request, self._pools.bytes_for(prompt))
             return
         total = prompt + self._answers[request]
         keys = self._keys.multiples(request, self._grain, total)

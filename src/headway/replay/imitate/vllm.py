@@ -204,7 +204,7 @@ class _Vllm:
             self._sample()
         self._looked += 1
         if history is None:
-            self._ledger.refuse(request)
+            self._ledger.refuse(request, self._cache.bytes_for(sequence))
         else:
             self._ledger.note(request, sequence.hit, *history)
 

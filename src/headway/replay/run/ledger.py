@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headway.cache import Counters, Explanation, Reason
 from headway.formats import Trace
-from headway.tell.reasons import FORGOTTEN, LINES, REFUSED
+from headway.tell.reasons import FORGOTTEN, LINES
 from headway.tell.run import Memory
 
 __all__ = ["Ledger", "Progress", "StateMark"]
@@ -52,8 +52,7 @@ class Ledger:
         memory: Memory over time.
         half: Counters when half of the requests had ended.
         counters: Counters at the end.
-        refused: Requests that the memory could never hold.
-        starved: Requests that ended early: their prompt fitted into the memory and their answer did not.
+        refused: Requests that the memory could never hold, and the bytes of one rank that each needs.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Ledger:
         self.memory: list[Memory] = []
         self.half = Counters()
         self.counters = Counters() if counters is None else counters
-        self.refused = self.starved = 0
+        self.refused: dict[int, int] = {}
         self._matches: list[int] = matches.tolist()
         self._tokens: list[int] = trace.prompt_tokens.tolist()
         self._progress = progress
@@ -83,10 +82,9 @@ class Ledger:
         """Tokens of a prompt that an endless memory would reuse."""
         return self._matches[request]
 
-    def refuse(self, request: int) -> None:
-        """A prompt is larger than the memory."""
-        self.refused += 1
-        self.lost[_LINE[REFUSED], request] = self._tokens[request]
+    def refuse(self, request: int, needed: int) -> None:
+        """A request needs `needed` bytes of one rank, and the memory has fewer."""
+        self.refused[request] = needed
 
     def explain(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import MOST_SAMPLED, Lease, PrefixCache, Prompt
-from headway.errors import ConfigError, UnservableError
+from headway.errors import ConfigError
 from headway.formats import Trace
 from headway.replay.config import ReplayConfig
 from headway.replay.config.groups import checkpoint_blocks
@@ -80,16 +80,14 @@ class OrderedRun:
         """One request from lookup to its end."""
         cache, ledger = self._cache, self.ledger
         prompt, answer, stop = self._sequence(i)
-        try:
-            lease = cache.lease(Prompt(prompt, boundaries=self._boundaries(i, len(prompt))))
-        except UnservableError:
-            ledger.refuse(i)
+        if (needed := cache.geometry.peak_blocks(stop)) > self._scale.cache.blocks:
+            ledger.refuse(i, self._scale.bytes_of(needed))
             return
+        lease = cache.lease(Prompt(prompt, boundaries=self._boundaries(i, len(prompt))))
         ledger.explain(i, lease.explanation, len(prompt), self._scale.symbol, resends=self._resends)
         if self._compute(lease, answer, stop):
             cache.finish([lease.row])
-        else:
-            ledger.starved += 1
+        else:  # what resuming there copies did not fit beside the answer: an engine would start over
             cache.abort([lease.row])
 
     def _compute(self, lease: Lease, answer: Ints, stop: int) -> bool:
@@ -175,7 +173,10 @@ class PausedRun:
         prompt: Its prompt, in symbols.
         symbol: Tokens in a symbol.
         endless: Tokens that an endless memory would reuse.
+        needed: Bytes of one rank that the request needs, where the memory has fewer, else 0. Known after `resume`.
     """
+
+    needed = 0
 
     def __init__(self, trace: Trace, config: ReplayConfig, request: int, progress: Progress | None = None) -> None:
         """Run the requests before number `request`.
@@ -196,5 +197,6 @@ class PausedRun:
         """Run that request. Returns its tokens reused, and its tokens lost by line."""
         self._run.one(self._request)
         found = self._run.ledger
+        self.needed = found.refused.get(self._request, 0)
         lost = dict(zip(LINES, found.lost[:, self._request].tolist(), strict=True))
         return int(found.hits[self._request]), {line: tokens for line, tokens in lost.items() if tokens}

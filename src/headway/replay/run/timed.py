@@ -33,7 +33,6 @@ from headway.engine import (
     Scheduler,
     Update,
 )
-from headway.errors import UnservableError
 from headway.formats import Trace
 from headway.replay.config import ReplayConfig, Timing
 from headway.replay.config.groups import checkpoint_blocks
@@ -118,13 +117,18 @@ class TimedRun:
         while self._next < len(self._trace) and self._arrivals[self._next] <= self._now:
             i = self._next
             tokens, answer = _tokens(self._trace, self._reading, i)
+            self._next += 1
+            needed = self._scheduler.cache.geometry.peak_blocks(len(tokens) + len(answer))
+            if needed > self.scale.cache.blocks:
+                self.ledger.refuse(i, self.scale.bytes_of(needed))
+                self._tick()
+                continue
             self._answers[i] = answer
             if not self._scheduler.idle and self._reading.outputs != "never":
                 self._overlap.add(i)
             boundaries = self.scale.boundaries(self._trace.marks(i).tolist(), len(tokens), len(tokens))
             request = GenerationRequest(tokens, len(answer), boundaries=boundaries)
             self._scheduler.add(RunningRequest.start(request, str(i), i, self._arrivals[i]))
-            self._next += 1
 
     def _compute(self, scheduled: ScheduledStep) -> None:
         step = scheduled.work.step
@@ -142,23 +146,23 @@ class TimedRun:
     def _take(self, news: Iterable[Update]) -> None:
         """Write down who has ended."""
         for update in news:
-            if update.error is not None or (update.delta is not None and update.delta.result is not None):
-                self._end(update.request, update.error)
+            if update.error is not None:
+                raise AssertionError(f"a request that fits failed: {update.error}")
+            if update.delta is not None and update.delta.result is not None:
+                self._end(update.request)
 
-    def _end(self, request: RunningRequest, error: Exception | None) -> None:
-        i, ledger = request.order, self.ledger
+    def _end(self, request: RunningRequest) -> None:
+        i = request.order
         del self._answers[i]
-        if request.explanation is not None:
-            unknown = Reason.STILL_COMPUTING.value if i in self._overlap else FORGOTTEN
-            ledger.explain(i, request.explanation, request.prompt_length, 1, unknown=unknown)
-        if error is None:
-            self._time(request)
-        elif request.explanation is None and isinstance(error, UnservableError):
-            ledger.refuse(i)
-        else:
-            ledger.starved += 1
+        assert request.explanation is not None, "a request that fits was refused"
+        unknown = Reason.STILL_COMPUTING.value if i in self._overlap else FORGOTTEN
+        self.ledger.explain(i, request.explanation, request.prompt_length, 1, unknown=unknown)
+        self._time(request)
+        self._tick()
+
+    def _tick(self) -> None:
         self._ended += 1
-        if ledger.sample_is_due(self._ended):
+        if self.ledger.sample_is_due(self._ended):
             self._sample()
 
     def _time(self, request: RunningRequest) -> None:

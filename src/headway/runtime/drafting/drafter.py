@@ -25,6 +25,7 @@ from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.sampling import Stream, distributions, draw, uniform
 from headway.runtime.interface import SampleRow
 from headway.runtime.model.layout import Entries
+from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["DraftRequest", "Drafter", "Observed", "Proposal", "choose", "proposals"]
 
@@ -112,6 +113,7 @@ class Drafter(Protocol):
         groups: Its groups in the cache; none if it keeps nothing there.
         entries: What it keeps of a token in each of them.
         feature_layers: Decoder layers of the target whose outputs it reads, -1 for the embeddings.
+        mixed_features: Whether it reads what the next layer makes of these outputs (see `FeatureTap`).
         most: Most tokens that it can propose at once.
     """
 
@@ -119,16 +121,26 @@ class Drafter(Protocol):
     groups: tuple[LayerSpec, ...]
     entries: tuple[Entries, ...]
     feature_layers: tuple[int, ...]
+    mixed_features: bool
     most: int
 
-    def attach(self, arena: Arena) -> None:
-        """Use this arena, whose geometry has the drafter's groups. Called once, before anything else."""
+    def attach(self, arena: Arena, merge: HeadMerge | None = None) -> None:
+        """Use this arena, whose geometry has the drafter's groups. Called once, before anything else.
+
+        Args:
+            arena: The arena.
+            merge: The ranks that split tokens, if there are several. A drafter whose groups say that they are sharded
+                has the entries of this rank's tokens in its arena, and attends to those of the others through `merge`.
+        """
 
     def observe(self, observed: Observed) -> None:
         """Store what later proposals need of a forward; called after every forward if there are feature layers."""
 
+    def prepare(self, requests: Sequence[DraftRequest]) -> None:
+        """Do what takes all ranks, for the next `propose`. Called on all of them, for the same requests."""
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """Propose a draft for each sequence.
+        """Propose a draft for each sequence. Called on rank 0 alone, for the requests that were prepared.
 
         All tokens of a sequence but the last have been observed since its lease began, or come with its hit.
         """

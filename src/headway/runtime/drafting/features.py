@@ -22,12 +22,15 @@ class FeatureTap:
     Args:
         model: The target.
         layers: Numbers of layers, 0 for the first; -1 for the embeddings, `FINAL` for what is behind the last norm.
+        mixed: Of a model with attention residuals, keep what the next part reads instead: the mixture that the next
+            layer's mixer is given, or behind the last layer the one that the last norm is given.
 
     Raises:
         ModelError: The model has no such layer.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int], mixed: bool = False) -> None:
+        self._mixed = mixed
         self._layers = tuple(layers)
         self._kept: dict[int, torch.Tensor] = {}
         self._handles = [
@@ -48,7 +51,14 @@ class FeatureTap:
             raise ModelError(
                 f"the drafter reads layer {layer} of its target, {name} has {len(modules)}: it is another model's"
             )
-        return cast("torch.nn.Module", modules[layer])
+        if not self._mixed:
+            return cast("torch.nn.Module", modules[layer])
+        behind = layer + 1 < len(modules)
+        reader = modules[layer + 1] if behind else network.get_decoder()
+        mixture = getattr(reader, "self_attention_res" if behind else "output_attn_res", None)
+        if mixture is None:
+            raise ModelError(f"the drafter reads mixtures of attention residuals, which {name} has not")
+        return cast("torch.nn.Module", mixture)
 
     def _hook(self, layer: int) -> Callable[[torch.nn.Module, Any, Any], None]:
         def keep(module: torch.nn.Module, args: Any, output: Any) -> None:

@@ -6,6 +6,7 @@ attends to is the caller's: in training whole sequences with a mask, in serving 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from headway.runtime.drafting.memory import EntrySizes
 from headway.runtime.model.attention import Scores, masked_attention
 
-__all__ = ["Attend", "DraftLayer", "DraftNorm", "LayerShape", "attend"]
+__all__ = ["Attend", "DraftLayer", "DraftNorm", "LayerEntries", "LayerShape", "attend"]
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From a layer's queries [rows, tokens, heads, width] and its new keys and values [rows, tokens, kv heads, width] to
@@ -48,6 +49,22 @@ class LayerShape:
     def entries(self, layers: int, dtype: torch.dtype) -> EntrySizes:
         """What so many layers keep of a token."""
         return EntrySizes(layers, (self.kv_heads, self.head_dim), (self.kv_heads, self.head_dim), dtype)
+
+
+class LayerEntries(ABC):
+    """What one layer attends to during one pass. As an `Attend` it does both steps at once."""
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Extend, then mix."""
+        return self.mix(query, *self.extend(keys, values))
+
+    @abstractmethod
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Take new entries, [rows, tokens, heads, width]; returns all that there are, [rows, columns, heads, width]."""
+
+    @abstractmethod
+    def mix(self, query: Tensor, keys: Tensor, values: Tensor, scores: Scores | None = None) -> Tensor:
+        """Attend to keys and values that were made of all entries: [rows, tokens, heads, value width]."""
 
 
 class DraftNorm(nn.Module):

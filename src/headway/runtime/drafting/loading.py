@@ -1,9 +1,9 @@
 """Drafters by name or by folder.
 
 A trained drafter is a folder with `config.json` (a `DrafterConfig`) and `model.safetensors`. A model may bring some
-along, in `drafts/NAME` beside its own files, or heads among its weights (`headway.runtime.drafting.published`). The
-format is Headway's own: what others publish for their engines (EAGLE, DFlash, DSpark) has other names and parts, and is
-refused by its name.
+along, in `drafts/NAME` beside its own files, or heads among its weights (`headway.runtime.drafting.published`). Folders
+are in Headway's own form, or those of a published DSpark drafter (`headway.runtime.drafting.published_dspark`). What
+else others publish for their engines (EAGLE, DFlash) has other names and parts, and is refused by its name.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from headway.runtime.drafting.layers import LayerShape
 from headway.runtime.drafting.lookup import PromptLookup
 from headway.runtime.drafting.mtp import MtpDrafter, MtpNetwork
 from headway.runtime.drafting.published import PublishedHead, has_published_head, published_sizes
+from headway.runtime.drafting.published_dspark import DSparkConfig, is_published_dspark, load_published_dspark
 from headway.runtime.drafting.target import Target
 from headway.runtime.interface import MOST_DRAFT_TOKENS
 from headway.runtime.sources import foreign_drafter
@@ -126,20 +127,36 @@ def load_drafter(source: str, model: PreTrainedModel, folder: Path | None, token
         return MtpDrafter(PublishedHead(model), target, sizes, tokens or _PUBLISHED_TOKENS, FINAL)
     path = _find(source, folder)
     config = _read_config(path)
+    most = _draft_tokens(path, config, tokens)
+    if isinstance(config, DSparkConfig):
+        return _published_dspark(path, config, target, most)
     _require_same_sizes(path, config, target)
     network = _load_weights(path, config).to(target.device, target.dtype).eval()
-    most = _draft_tokens(path, config, tokens)
+    sizes = config.shape.entries(config.layers, target.dtype)
     if isinstance(network, MtpNetwork):
-        sizes = config.shape.entries(config.layers, target.dtype)
         return MtpDrafter(network, target, sizes, most, config.feature_layers[0])
-    return DSparkDrafter(network, target, config.shape, config.draft_tokens, config.feature_layers, most)
+    return DSparkDrafter(network, target, sizes, config.draft_tokens, config.feature_layers, most)
 
 
-def _draft_tokens(path: Path, config: DrafterConfig, wanted: int | None) -> int:
-    """Most tokens of a draft: as many as are wanted, of a `dspark` no more than it was trained for."""
+def _published_dspark(path: Path, config: DSparkConfig, target: Target, most: int) -> DSparkDrafter:
+    return DSparkDrafter(
+        load_published_dspark(path, config, target),
+        target,
+        config.sizes(target.dtype),
+        config.draft_tokens,
+        config.feature_layers,
+        most,
+        mixed=config.mixed,
+        causal=config.causal,
+    )
+
+
+def _draft_tokens(path: Path, config: DrafterConfig | DSparkConfig, wanted: int | None) -> int:
+    """Most tokens of a draft: as many as are wanted, of a DSpark drafter no more than it was trained for."""
     if wanted is None:
         return config.draft_tokens
-    if config.drafter == "dspark" and wanted > config.draft_tokens:
+    bounded = isinstance(config, DSparkConfig) or config.drafter == "dspark"
+    if bounded and wanted > config.draft_tokens:
         raise ConfigError(
             f"--draft-tokens {wanted}: the drafter in {path} was trained for {config.draft_tokens}, ask for that or "
             f"less"
@@ -170,6 +187,8 @@ def groups_without_weights(
     path = _find(source, folder)
     config = _read_config(path)
     _draft_tokens(path, config, tokens)
+    if isinstance(config, DSparkConfig):
+        return (config.sizes(dtype).group(DSparkDrafter.lookahead),)
     lookahead = MtpDrafter.lookahead if config.drafter == "mtp" else DSparkDrafter.lookahead
     return (config.shape.entries(config.layers, dtype).group(lookahead),)
 
@@ -216,9 +235,11 @@ def _find(source: str, folder: Path | None) -> Path:
     return path
 
 
-def _read_config(path: Path) -> DrafterConfig:
+def _read_config(path: Path) -> DrafterConfig | DSparkConfig:
     try:
         found: Any = json.loads((path / "config.json").read_text())
+        if is_published_dspark(found):
+            return DSparkConfig.of(path, found)
         _require_ours(path, found)
         known = {field.name for field in fields(DrafterConfig)}
         config = DrafterConfig(**{name: value for name, value in found.items() if name in known})

@@ -15,6 +15,7 @@ from headway.cache import LayerSpec
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal
 from headway.runtime.forward.arena import Arena
 from headway.runtime.model.layout import Entries
+from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["PromptLookup"]
 
@@ -42,8 +43,13 @@ class PromptLookup:
     def __init__(self, most: int) -> None:
         self.most = most
 
-    def attach(self, arena: Arena) -> None:
+    mixed_features = False
+
+    def attach(self, arena: Arena, merge: HeadMerge | None = None) -> None:
         """Do nothing: it keeps nothing."""
+
+    def prepare(self, requests: Sequence[DraftRequest]) -> None:
+        """Do nothing: a rank can propose by itself."""
 
     def observe(self, observed: Observed) -> None:
         """Do nothing: the sequence comes with each request."""

@@ -12,7 +12,6 @@ asked for.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -23,14 +22,15 @@ from torch import Tensor, nn
 
 from headway.cache import LayerSpec
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal, choose, proposals
-from headway.runtime.drafting.layers import Attend, DraftLayer, DraftNorm, LayerShape, attend
+from headway.runtime.drafting.layers import Attend, DraftLayer, DraftNorm, LayerEntries, LayerShape, attend
 from headway.runtime.drafting.memory import DraftMemory, EntrySizes, Histories
 from headway.runtime.drafting.target import Target
 from headway.runtime.forward.arena import Arena
 from headway.runtime.model.attention import Scores
 from headway.runtime.model.layout import Entries
+from headway.runtime.parallel.context_parallel import HeadMerge
 
-__all__ = ["LayerEntries", "MtpDrafter", "MtpHead", "MtpNetwork"]
+__all__ = ["MtpDrafter", "MtpHead", "MtpNetwork"]
 
 _MASK_ELEMENTS = 1 << 22
 """Elements of a mask that is built at once; a longer prompt attends in stretches."""
@@ -89,22 +89,6 @@ class MtpHead(Protocol):
         ...
 
 
-class LayerEntries(ABC):
-    """What one layer attends to during one pass. As an `Attend` it does both steps at once."""
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Extend, then mix."""
-        return self.mix(query, *self.extend(keys, values))
-
-    @abstractmethod
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take new entries, [rows, tokens, heads, width]; returns all that there are, [rows, columns, heads, width]."""
-
-    @abstractmethod
-    def mix(self, query: Tensor, keys: Tensor, values: Tensor, scores: Scores | None = None) -> Tensor:
-        """Attend to keys and values that were made of all entries: [rows, tokens, heads, value width]."""
-
-
 class MtpDrafter:
     """Drafts with one head (see `headway.runtime.drafting.drafter.Drafter`).
 
@@ -118,6 +102,7 @@ class MtpDrafter:
 
     name = "mtp"
     lookahead = 1
+    mixed_features = False
 
     def __init__(self, network: MtpHead, target: Target, sizes: EntrySizes, most: int, feature_layer: int) -> None:
         self.most = most
@@ -129,9 +114,12 @@ class MtpDrafter:
         self.entries: tuple[Entries, ...] = (sizes.entries,)
         self._last = torch.zeros((0, target.hidden), dtype=target.dtype, device=target.device)
 
-    def attach(self, arena: Arena) -> None:
-        """Keep entries in this arena."""
+    def attach(self, arena: Arena, merge: HeadMerge | None = None) -> None:
+        """Keep entries in this arena, all of them on every rank."""
         self._memory = DraftMemory(arena, self._sizes)
+
+    def prepare(self, requests: Sequence[DraftRequest]) -> None:
+        """Do nothing: a rank can propose by itself."""
 
     def observe(self, observed: Observed) -> None:
         """Store the entries of verified tokens, and what the head makes of the last of each row."""

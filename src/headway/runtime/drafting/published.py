@@ -24,12 +24,12 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from headway.errors import ModelError
+from headway.runtime.drafting.layers import LayerEntries
 from headway.runtime.drafting.memory import EntrySizes
-from headway.runtime.drafting.mtp import LayerEntries
 from headway.runtime.model.attention import AttentionSwitch, Scores
 from headway.runtime.sources import head_weights
 
-__all__ = ["PublishedHead", "has_published_head", "published_sizes"]
+__all__ = ["LayerCache", "PublishedHead", "has_published_head", "published_sizes"]
 
 _KNOWN = ("deepseek_v3", "glm4_moe")
 """Model types whose heads were compared with transformers' own use of them."""
@@ -86,7 +86,7 @@ class PublishedHead(nn.Module):
     def forward(self, hidden: Tensor, embedded: Tensor, positions: Tensor, attending: Sequence[LayerEntries]) -> Tensor:
         """One pass (see `headway.runtime.drafting.mtp.MtpNetwork.forward`)."""
         places = positions + 1  # a head's rotary positions are those of the tokens that it is given
-        entries = _Entries(attending[0])
+        entries = LayerCache(attending[0])
         with self._switch.attending(entries):
             output: Tensor = self.layer(
                 embedded,
@@ -99,7 +99,7 @@ class PublishedHead(nn.Module):
         return output
 
 
-class _Entries:
+class LayerCache:
     """The cache of one layer, as transformers asks for it, and the attention to it."""
 
     def __init__(self, entries: LayerEntries) -> None:

@@ -26,7 +26,8 @@ publish one.
 
 On several ranks all compute and store alike, but rank 0 alone proposes and judges: what it found goes to the others as
 whole numbers, twice a step. Were each to find out by itself, a difference in the last bit of a logit could make one
-keep a state that another drops.
+keep a state that another drops. Where the entries of a drafter are split over the ranks, all of them run its layers
+first, because each can attend to its own entries alone; tokens are chosen on rank 0 all the same.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class Speculator:
         self.rule = rule
         self.grammars = grammars
         self.agreement = Agreement(ranks, drafter.most, runner.device)
-        drafter.attach(runner.arena)
-        self._tap = FeatureTap(runner.model, drafter.feature_layers) if drafter.feature_layers else None
+        drafter.attach(runner.arena, runner.merge)
+        layers, mixed = drafter.feature_layers, drafter.mixed_features
+        self._tap = FeatureTap(runner.model, layers, mixed) if layers else None
 
     @torch.no_grad()
     def run(
@@ -153,6 +155,7 @@ class Speculator:
                 wanted.append((i, DraftRequest(int(leases[i]), most, ask, drawn, held, self.grammars)))
         if wanted:
             requests = [request for _, request in wanted]
+            self.drafter.prepare(requests)
             made = self.agreement.on_proposals(
                 len(requests),
                 lambda: [_usable(p, r) for p, r in zip(self.drafter.propose(requests), requests, strict=True)],

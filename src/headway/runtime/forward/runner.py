@@ -22,13 +22,13 @@ from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.batch import RunBatch, RunResult
 from headway.runtime.forward.finite import damage, extremes, finite_states
 from headway.runtime.forward.plan import ForwardPlan, PlanRules, forwards
-from headway.runtime.forward.short_chunks import short_chunks
 from headway.runtime.forward.views import PagedCache
 from headway.runtime.interface import RowFault
 from headway.runtime.model.attention import AttentionSwitch
 from headway.runtime.model.inspection import cache_argument
 from headway.runtime.model.layout import ModelLayout
 from headway.runtime.model.rotary import LongSet
+from headway.runtime.model.short_chunks import short_chunks
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["IN_FORWARD", "Judge", "ModelRunner"]
@@ -60,6 +60,7 @@ class ModelRunner:
     Attributes:
         arena: The memory of this rank.
         device: The model's device.
+        merge: The ranks that split tokens, or None.
 
     Raises:
         ConfigError: A geometry that is not of this model's groups, or for another number of ranks.
@@ -84,7 +85,7 @@ class ModelRunner:
         self.layout = layout
         self.device = torch.device(model.device)
         self.arena = Arena(layout, geometry, blocks, self.device)
-        self._merge = merge
+        self.merge = merge
         self._rank = 0 if merge is None else merge.ranks.rank
         self._rules = PlanRules(layout.uniform_starts, single_steps)
         self._switch = AttentionSwitch(model)
@@ -138,7 +139,7 @@ class ModelRunner:
 
     def _forward(self, plan: ForwardPlan, whole: bool, judge: Judge | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one forward: logits, float32 [rows, tokens or 1, vocab], and a number per row, finite if the row is."""
-        cache = PagedCache(self.arena, plan, self._merge)
+        cache = PagedCache(self.arena, plan, self.merge)
         options: dict[str, Any] = {self._cache_argument: cache}
         if self._keeps_logits and not whole:
             options["logits_to_keep"] = 1

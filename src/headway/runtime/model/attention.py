@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from headway.errors import ModelError
 
@@ -84,7 +84,7 @@ class AttentionSwitch:
     The name of the attention function is part of the model's config, so one model must not run in two threads at once.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
         self._configs = list(
             {id(config): config for config in found if hasattr(config, "_attn_implementation")}.values()

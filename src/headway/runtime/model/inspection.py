@@ -28,6 +28,7 @@ from headway.errors import ModelError
 from headway.runtime.model.attention import AttentionSwitch, Scores, masked_attention
 from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
 from headway.runtime.model.rotary import has_dynamic_rope, long_rope_of
+from headway.runtime.model.short_chunks import short_chunks
 
 __all__ = ["cache_argument", "inspect_model", "raised_in"]
 
@@ -164,7 +165,7 @@ def _dry_run(model: PreTrainedModel) -> _DryRun:
     try:
         cache = _ProbeCache(model.config)
         context = _ProbeContext(cache, name)
-        with AttentionSwitch(model).attending(context):
+        with AttentionSwitch(model).attending(context), short_chunks(model, _PROBE_TOKENS):
             for part in cut:
                 output = model(
                     input_ids=tokens[part],

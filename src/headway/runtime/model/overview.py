@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from headway.cache import CacheGeometry, GroupGeometry, ParallelLayout, Recurrent, TableKind
+from headway.cache import CacheGeometry, GroupGeometry, LayerSpec, ParallelLayout, Recurrent, TableKind
 from headway.runtime.model.layout import LayerLayout, ModelLayout
 from headway.runtime.model.memory import Capacity, blocks_that_fit, capacity, row_bytes
 from headway.sizes import counted, format_bytes
@@ -130,13 +131,14 @@ def inspection_of(
     memory: int,
     block_tokens: int = 16,
     checkpoint_alignment: int = 1,
+    drafter: Sequence[LayerSpec] = (),
 ) -> Inspection:
-    """Place a layout in `memory` bytes per rank.
+    """Place a layout, and the groups of a drafter, in `memory` bytes per rank.
 
     Raises:
         ConfigError: Sizes that do not go together, or too little memory.
     """
-    geometry = CacheGeometry(layout.groups, parallel, block_tokens=block_tokens)
+    geometry = CacheGeometry((*layout.groups, *drafter), parallel, block_tokens=block_tokens)
     blocks = blocks_that_fit(memory, geometry)
     return Inspection(name, layout, geometry, capacity(blocks, geometry), checkpoint_alignment)
 

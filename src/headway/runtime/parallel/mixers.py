@@ -139,6 +139,7 @@ def _mamba2(mixer: Any) -> _Mixer:
 
 MIXERS: dict[str, Callable[[Any], _Mixer]] = {
     "KimiLinearDeltaAttention": _kimi_delta,
+    "KimiK3DeltaAttention": _kimi_delta,
     "BailingHybridDeltaAttention": _kimi_delta,
     "Qwen3NextGatedDeltaNet": _gated_delta,
     "Qwen3_5GatedDeltaNet": _gated_delta,
@@ -147,7 +148,7 @@ MIXERS: dict[str, Callable[[Any], _Mixer]] = {
     "GraniteMoeHybridMambaLayer": _mamba2,
     "NemotronHMamba2Mixer": _mamba2,
 }
-"""The classes of transformers that can be cut by heads, and what makes their record."""
+"""The classes of mixers that can be cut by heads, and what makes their record."""
 
 
 def split_mixer(mixer: nn.Module, ranks: Communicator) -> None:

@@ -4,7 +4,8 @@ transformers computes more than one token of KDA and Gated DeltaNet in chunks of
 Without its GPU kernels two tokens are then as dear as 64: a forward of 5 tokens of the built-in model takes 56 ms of
 CPU time, where one of 1 token takes 14. The same modules hold the recurrent form, of the same arguments and results,
 which is a few small products a token: with it 5 tokens take 15 ms, and 16 take 20. Verifying a draft, and going on
-behind a prefix hit with few tokens left, are exactly such short chunks.
+behind a prefix hit with few tokens left, are exactly such short chunks. So is a dry run, which computes nothing but
+walks through all of it.
 
 The library has no switch for it, so its module's function is replaced, once, by one that chooses: the recurrent form
 in a thread that runs a forward of a short chunk, else what was there. Rejected: replacing it for the length of a
@@ -51,10 +52,11 @@ _choice = _Choice()
 @contextmanager
 def short_chunks(model: PreTrainedModel, tokens: int) -> Iterator[None]:
     """Let a forward of `tokens` tokens per row, in this thread, use the recurrent form where that is faster."""
-    if not 1 < tokens <= MOST_TOKENS or model.device.type != "cpu":
+    if not 1 < tokens <= MOST_TOKENS or model.device.type not in ("cpu", "meta"):
         yield
         return
-    _install(sys.modules[type(model).__module__])
+    for kind in type(model).__mro__:  # a model of ours inherits from the one whose module has the functions
+        _install(sys.modules[kind.__module__])
     _choice.short = True
     try:
         yield
