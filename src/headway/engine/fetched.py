@@ -19,12 +19,14 @@ class Fetched:
         declined: Tokens that tiers have, where computing costs less than fetching them; 0 if none.
         losses: What was to be fetched and was not.
         floor: The objects have what lies behind so many tokens: a request must have these.
+        era: How often something had been forgotten when it was looked for.
     """
 
     loaded: Loaded | None = None
     declined: int = 0
     losses: tuple[BelowLoss, ...] = ()
     floor: int = 0
+    era: int = 0
 
     @property
     def position(self) -> int:

@@ -6,9 +6,8 @@ in any order, and a stretch that was lost leaves a hole that a later write mends
 meanwhile by whoever already has the tokens before it. (Rejected: a tree of nodes by tokens, in which a record whose
 parent is unknown has no place.)
 
-Eviction: every checkpoint is a candidate, with the priority *price + worth / bytes that its going frees*; the price
-    is the
-priority of the last victim, so what nobody asks for sinks (GreedyDual). A stretch goes with the last thing behind it:
+Eviction: every checkpoint is a candidate, with the priority *price + worth / bytes that its going frees*; the price is
+the priority of the last victim, so what nobody asks for sinks (GreedyDual). A stretch goes with the last thing behind:
 attention entries without a checkpoint behind them can never be hit. Only where all groups need the whole prefix does a
 stretch stand for itself, and goes when nothing is behind it.
 """

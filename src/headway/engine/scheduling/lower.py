@@ -130,12 +130,13 @@ class LowerTiers:
             RanksLostError: The ranks are gone, and the request has no lease.
         """
         try:
-            begun = self._begin(prompt, hit, least, fetched or Fetched())
+            valid = fetched is not None and self._reader is not None and fetched.era == self._reader.era
+            begun = self._begin(prompt, hit, least, fetched if fetched is not None and valid else Fetched())
         finally:
             if fetched is not None:
                 fetched.release()
-        if self._writer is not None and begun.lease.hit.tokens:
-            self._writer.wanted(prompt, begun.lease.hit.tokens)
+        if self._writer is not None and begun.lease.computed:
+            self._writer.wanted(prompt, begun.lease.computed)
         return begun
 
     def _begin(self, prompt: Prompt, hit: Hit, least: int, fetched: Fetched) -> Begun:
@@ -232,6 +233,8 @@ class LowerTiers:
     def reset(self) -> Future[None]:
         """Forget everything in every tier. Done when all have; with an exception that says which have not."""
         self.ranks_lost()
+        if self._reader is not None:
+            self._reader.era += 1
         if self.objects is not None:
             return self.objects.reset()
         done: Future[None] = Future()
@@ -242,6 +245,8 @@ class LowerTiers:
         """Forget every sequence that begins with `prompt`, in every tier: at once for requests, later on disks."""
         if self.host is not None:
             self.host.host.forget(prompt)
+        if self._reader is not None:
+            self._reader.era += 1
         if self._writer is not None and self.objects is not None:
             self._writer.forget()  # what waits may begin with it
             if (name := self._writer.name(prompt.namespace)) is not None:
@@ -263,7 +268,7 @@ class LowerTiers:
         until = time.monotonic() + grace
         if self._writer is not None and self.objects is not None:
             try:
-                self._writer.write_all()
+                self._writer.write_all(until)
             except Exception:
                 logger.exception("writing what was kept failed: a new server finds what was written before")
             self.objects.close(max(0.0, until - time.monotonic()))

@@ -67,6 +67,7 @@ class ObjectReader:
         cost: The compute of a prompt.
         name: A namespace as tiers know it; None if it is forgotten.
         post: Has a function called in the engine's thread.
+        era: How often something was forgotten: what was looked for before must not be used.
     """
 
     objects: ObjectTiers
@@ -74,6 +75,7 @@ class ObjectReader:
     cost: ComputeCost
     name: Callable[[int], Namespace | None]
     post: Callable[[Callable[[], None]], object] = lambda call: call()
+    era: int = 0
 
     def start(self, prompt: Prompt, floor: int, known: int, done: Callable[[Fetched], None]) -> Fetch | None:
         """Fetch what tiers have of `prompt` behind its first `known` tokens, with all that lies behind `floor`.
@@ -104,13 +106,14 @@ class ObjectReader:
         if not places:
             return False
         best = max(places, key=lambda place: (self._gain(place, known), place.position))
+        era = self.era
         if self._gain(best, known) <= 0:
             self.post(lambda: fetch.end(Fetched(declined=places[-1].position)))
             return True
 
         def ended(loaded: Loaded) -> None:
             losses = tuple(_loss(best.position, failure) for failure in loaded.failures[:1])
-            if not self.post(lambda: fetch.end(Fetched(loaded, losses=losses, floor=floor))):
+            if not self.post(lambda: fetch.end(Fetched(loaded, losses=losses, floor=floor, era=era))):
                 loaded.release()
 
         fetch.load = self.objects.load(best, floor, ended, self._patience(best, known))

@@ -9,6 +9,7 @@ happens on other threads. Whatever is gone by then is not written.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -25,8 +26,8 @@ __all__ = ["ObjectWriter", "WriterCounters"]
 logger = logging.getLogger(__name__)
 
 
-_MOST_WAITING = 4096
-"""Checkpoints that wait to be read, more than which nobody has time for: the oldest are given up."""
+_MOST_WAITING = 64 << 20
+"""Bytes of the paths of checkpoints that wait to be read, beyond which the oldest are given up."""
 Ids = NDArray[np.int32]
 
 
@@ -67,6 +68,7 @@ class ObjectWriter:
     when: str = "through"
     counters: WriterCounters = field(default_factory=WriterCounters)
     _waiting: OrderedDict[tuple[int, bytes], int] = field(default_factory=OrderedDict)
+    _waiting_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Listen to what is taken, or to what goes."""
@@ -90,12 +92,17 @@ class ObjectWriter:
 
     def add(self, namespace: int, prefix: bytes, position: int) -> None:
         """Write the checkpoint at `position` of a path; `prefix`: its tokens, with the lookahead."""
-        key = namespace, prefix
-        self._waiting[key] = position
-        self._waiting.move_to_end(key)
-        if len(self._waiting) > _MOST_WAITING:
-            self._waiting.popitem(last=False)
+        self._drop(namespace, prefix)
+        self._waiting[namespace, prefix] = position
+        self._waiting_bytes += len(prefix)
+        while self._waiting_bytes > _MOST_WAITING:
+            self._drop(*next(iter(self._waiting)))
             self.counters.gone += 1
+
+    def _drop(self, namespace: int, prefix: bytes) -> None:
+        """Let a checkpoint wait no more, if it does."""
+        if self._waiting.pop((namespace, prefix), None) is not None:
+            self._waiting_bytes -= len(prefix)
 
     def wanted(self, prompt: Prompt, position: int) -> None:
         """A request came back to the checkpoint at `position` of its prompt."""
@@ -108,7 +115,7 @@ class ObjectWriter:
         elif isinstance(event, ResidentGrown) and self.objects.layout.resumes_anywhere:
             grown = event.prefix.tobytes()
             before = grown[: 4 * (event.start + self._ahead)]
-            self._waiting.pop((event.namespace, before), None)  # the path goes on: its longer part has all of it
+            self._drop(event.namespace, before)  # the path goes on: its longer part has all of it
             self.add(event.namespace, grown, event.position)
 
     def _spilled(self, spill: Spill) -> None:
@@ -127,7 +134,8 @@ class ObjectWriter:
             RanksLostError: The ranks are gone.
         """
         while self._waiting and most_bytes > 0:
-            (namespace, prefix), position = self._waiting.popitem(last=False)
+            (namespace, prefix), position = next(iter(self._waiting.items()))
+            self._drop(namespace, prefix)
             try:
                 most_bytes -= self._read(namespace, prefix, position)
             except RanksLostError:
@@ -170,13 +178,16 @@ class ObjectWriter:
 
     # ---- the end
 
-    def write_all(self) -> None:
-        """Let everything that is kept be written, what is worth most first."""
-        self._waiting.clear()
+    def write_all(self, until: float) -> None:
+        """Let everything that is kept be written, what is worth most first, until a time (seconds, monotonic)."""
+        self.forget()
         for number, cache in enumerate(self.caches):
             for spill in cache.kept():
+                if time.monotonic() > until:
+                    return
                 self._write(spill.namespace, spill.prefix.tobytes(), spill.blocks, host=number > 0)
 
     def forget(self) -> None:
         """What waits is forgotten."""
         self._waiting.clear()
+        self._waiting_bytes = 0
