@@ -28,8 +28,12 @@ from headway.engine.ranks import objects as objects_module
 from headway.engine.ranks.objects import RankObjects
 from headway.runtime.drafting.drafter import DraftRequest
 from headway.runtime.drafting.loading import load_drafter
+from headway.runtime.drafting.memory import EntrySizes
+from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.canonical import shares_of
+from headway.runtime.forward.moves import BlockMover
 from headway.runtime.interface import GREEDY, SampleRow
+from headway.runtime.model.inspection import inspect_model
 
 BLOCKS, HOST_BLOCKS = 400, 60
 POSITION, ANSWER = 83, 4
@@ -233,6 +237,25 @@ def test_t22_a_block_comes_back_from_host_memory_with_all_its_bytes(name: str) -
     assert torch.equal(data[others.tolist()], data[ids.tolist()])
     assert world.read(WRITTEN) == expected
     assert world.go_on(WRITTEN) == generated(name, tuple(PROMPT.tolist()), ANSWER)[0]
+
+
+def test_t22_groups_that_share_blocks_are_each_restored_whole() -> None:
+    """A target and a draft of the same kind lie in the same blocks: to write one leaves the other as it is."""
+    model = tiny_model("Qwen3")
+    layout, sizes = inspect_model(model), EntrySizes(2, (2, 8), (1, 24), torch.bfloat16)
+    draft = replace(sizes.group(0), sharded=True)
+    geometry = CacheGeometry((*layout.groups, draft), block_tokens=16)
+    assert len(geometry.tables) == 1
+    arena = Arena(layout, geometry, 20)
+    mover = BlockMover(arena, None, shares_of(layout, geometry, 0, (sizes.entries,)))
+    rng = np.random.default_rng(0)
+    ranges = [BlockRange(name, 5, 70, np.array([3, 4, 9, 1, 7], dtype=np.int32)) for name in ("full", "draft")]
+    written = [rng.integers(0, 256, mover.shares[r.group].group.bytes * 65, dtype=np.uint8) for r in ranges]
+    for order in ((0, 1), (1, 0)):
+        arena.rows.fill_(0xFF)
+        for i in order:
+            mover.write(ranges[i], written[i])
+        assert [mover.read(asked).tobytes() for asked in ranges] == [each.tobytes() for each in written]
 
 
 def test_blocks_go_out_before_others_come_back() -> None:
