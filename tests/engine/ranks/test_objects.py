@@ -286,6 +286,27 @@ def test_t28_every_group_is_moved_with_its_own_sizes(case: Case) -> None:
         assert written > 0.9 * len(data), f"{asked.group} has not been written"
 
 
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("case", [Case("Gemma3Wide", 2, 4, tp=4), Case("KimiLinear", 2, 16)], ids=str)
+def test_what_would_go_to_blocks_that_are_not_given_is_not_written(case: Case, staged: bool) -> None:
+    """With a GPU as well, whose blocks are fetched and brought back: here the same memory stands for its own."""
+    world, (_, expected) = World.of(case), one_rank(case.model)
+    for mover in world.executor.movers:
+        if staged:
+            mover.arena.device = torch.device("cuda")
+    world.write(COMPUTED, expected)
+    for asked, data in zip(world.ranges(WRITTEN), expected, strict=True):
+        blocks = asked.blocks.copy()
+        blocks[:: 2 if asked.tokens > 1 else 1] = -1
+        before = [arena.clone() for arena in world.executor.ranked.arenas]
+        world.executor.write_objects([replace(asked, blocks=blocks)], [memoryview(data)])
+        for arena, old in zip(world.executor.ranked.arenas, before, strict=True):
+            changed = (arena != old).any(dim=1).nonzero().flatten().tolist()
+            assert set(changed) == set(blocks[blocks >= 0].tolist())
+        world.executor.write_objects([asked], [memoryview(data)])
+    assert world.read(WRITTEN) == world.read(COMPUTED) == expected
+
+
 def test_what_is_beside_the_tokens_of_a_range_stays() -> None:
     """Two stretches that meet inside a block, written one after the other, in either order."""
     world, (alone, expected) = World.of(Case("Gemma3Wide", 2, 4, tp=4)), one_rank("Gemma3Wide")

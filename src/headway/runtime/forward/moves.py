@@ -120,11 +120,11 @@ class BlockMover:
         if arena.device.type == "cpu":
             yield arena.rows.numpy(), ids
             return
-        there = torch.from_numpy(ids[ids >= 0]).to(arena.device)
+        there = torch.from_numpy(ids[ids >= 0]).to(arena.rows.device)
         rows = arena.rows.index_select(0, there).cpu()
         yield rows.numpy(), np.where(ids >= 0, np.cumsum(ids >= 0) - 1, -1)
         if written:
-            arena.rows.index_copy_(0, there, rows.to(arena.device))
+            arena.rows.index_copy_(0, there, rows.to(arena.rows.device))
 
 
 def _all_of(asked: BlockRange, share: GroupShare) -> Portion:
