@@ -39,7 +39,7 @@ __all__ = ["BlockMover"]
 Int32s = NDArray[np.int32]
 _GATHERED = 1 << 18
 """Bytes that are gathered at once where single blocks are small: they stay in the processor's cache on their way."""
-_LARGE = 1 << 14
+_LARGE = 1 << 13
 """Bytes of a run from which it is copied by itself."""
 
 
@@ -231,6 +231,7 @@ def _copy_rows(source: torch.Tensor, out: Int32s, target: torch.Tensor, to: Int3
     else:
         kind = np.dtype((np.void, stride))
         left, right = source.numpy().view(kind)[:, 0], target.numpy().view(kind)[:, 0]
-        step = max(1, _GATHERED // stride)
+        step, order = max(1, _GATHERED // stride), np.argsort(others)  # near to each other where they are written
+        ids, others = ids[order], others[order]
         for start in range(0, len(ids), step):
             right[others[start : start + step]] = left[ids[start : start + step]]
