@@ -202,7 +202,7 @@ class _Model:
             executor,
             config.tiers,
             _host_blocks(config, cache.geometry),
-            partial(_identity, self.source, config.draft),
+            partial(_identity, self.source, DraftSource.of(config)),
             self.name,
         )
         engine = Engine(cache, executor, config, facts, planner=planner, lower=lower)
@@ -210,15 +210,14 @@ class _Model:
         return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)
 
 
-def _identity(source: str | None, draft: str) -> bytes:
+def _identity(source: str | None, drafts: DraftSource) -> bytes:
     """Which weights compute entries: the model's, and those of a drafter that has its own.
 
     Raises:
         ModelError: Nothing tells them.
     """
-    model = resolve_source(source)[1]
-    drafters = [each for each in (Path(draft), Path(model) / "drafts" / draft) if each.is_dir()]
-    return b"".join(weights_identity(str(each)) for each in (model, *drafters[:1]))
+    path = resolve_source(source)[1]
+    return weights_identity(path) + drafts.identity(Path(path) if Path(path).is_dir() else None)
 
 
 def _host_blocks(config: EngineConfig, geometry: CacheGeometry) -> int:

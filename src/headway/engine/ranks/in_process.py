@@ -53,7 +53,8 @@ class LocalExecutor:
         arena, layout = runner.arena, runner.layout
         host = None
         if host_blocks:
-            host = Arena(layout, arena.geometry, host_blocks, pinned=arena.device.type == "cuda")
+            pinned = arena.device.type == "cuda"
+            host = Arena(layout, arena.geometry, host_blocks, pinned=pinned, option="--host-memory")
         entries = () if speculator is None else speculator.drafter.entries
         self.mover = BlockMover(arena, host, shares_of(layout, arena.geometry, rank, entries))
 

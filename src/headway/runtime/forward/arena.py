@@ -7,7 +7,10 @@ NaN. What gathers history replaces all that lies outside a row's own entries bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -28,7 +31,8 @@ class Arena:
         geometry: Where it is stored; its groups are those of `layout`.
         blocks: Number of blocks.
         device: Device of the memory.
-        pinned: Page-locked host memory, which a GPU reads and writes by itself.
+        pinned: Lock the pages of host memory, which a GPU then reads and writes by itself.
+        option: The option that says how large it is, for messages.
 
     Attributes:
         data: uint8 [blocks, block_bytes]. Rows start at multiples of 64 bytes.
@@ -45,6 +49,7 @@ class Arena:
         blocks: int,
         device: torch.device | str = "cpu",
         pinned: bool = False,
+        option: str = "--memory",
     ) -> None:
         self.layout = layout
         self.geometry = geometry
@@ -52,7 +57,9 @@ class Arena:
         self.device = torch.device(device)
         self._groups: dict[str, GroupGeometry] = {group.spec.name: group for group in geometry.groups}
         self._check()
-        whole = self.rows = _allocate((blocks, row_bytes(geometry)), self.device, pinned)
+        whole = self.rows = _allocate((blocks, row_bytes(geometry)), self.device, option)
+        if pinned:
+            weakref.finalize(self, _lock_pages(whole, option))
         self.data = whole[:, : geometry.block_bytes]
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: whole}
         self._entries: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -149,14 +156,33 @@ class Arena:
             rows.index_copy_(0, destination, rows.index_select(0, source))
 
 
-def _allocate(shape: tuple[int, int], device: torch.device, pinned: bool) -> torch.Tensor:
+def _allocate(shape: tuple[int, int], device: torch.device, option: str) -> torch.Tensor:
     """Memory as it is.
 
     Raises:
         ConfigError: There is none.
     """
     try:
-        return torch.empty(shape, dtype=torch.uint8, device=device, pin_memory=pinned)
+        return torch.empty(shape, dtype=torch.uint8, device=device)
     except (RuntimeError, MemoryError) as error:
         size, reason = format_bytes(shape[0] * shape[1]), str(error).strip().partition("\n")[0]
-        raise ConfigError(f"there is no room for a cache of {size} on {device}: lower --memory ({reason})") from error
+        raise ConfigError(f"there is no room for a cache of {size} on {device}: lower {option} ({reason})") from error
+
+
+def _lock_pages(memory: torch.Tensor, option: str) -> Callable[[], object]:
+    """Lock the pages of host memory, as it is: torch's own allocator would take up to twice as much.
+
+    Returns:
+        What undoes it, to be called before the memory is let go of.
+
+    Raises:
+        ConfigError: The system does not allow it.
+    """
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if code:
+        raise ConfigError(
+            f"{format_bytes(memory.nbytes)} of host memory cannot be page-locked for the GPU (CUDA error {code}): "
+            f"lower {option}, or raise the limit of locked memory (ulimit -l)"
+        )
+    return partial(runtime.cudaHostUnregister, memory.data_ptr())

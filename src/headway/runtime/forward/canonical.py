@@ -22,8 +22,11 @@ them apart, for which it needs neither tensors nor the model.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +41,13 @@ __all__ = [
     "GroupShare",
     "Piece",
     "Portion",
+    "Runs",
     "add_portion",
     "local_tokens",
     "object_bytes",
+    "parts_of_object",
+    "parts_of_portion",
+    "portion_bytes",
     "portions_of",
     "shares_of",
     "take_portion",
@@ -65,6 +72,10 @@ class Piece:
     local: int
     whole: int
     length: int
+
+
+Runs: TypeAlias = Sequence[tuple[Piece, int]]
+"""Pieces, and where each begins."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,10 @@ class FieldShare:
     whole_bytes: int
     pieces: tuple[Piece, ...]
     mine: tuple[Piece, ...]
+
+    def moved(self, mine: bool) -> tuple[Piece, ...]:
+        """The pieces that the rank reads (`mine`), or writes."""
+        return self.mine if mine else self.pieces
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -263,43 +278,90 @@ def add_portion(
         table: The group's block table.
         data: uint8, the rank's bytes: of each field its `mine` pieces, [count, tokens, bytes].
     """
-    columns, tokens, at = *_columns(of, portion, share, table), 0
-    for field in share.fields[slice(*portion.fields)]:
-        target, width = _field_view(whole, of.tokens, field), sum(piece.length for piece in field.mine)
-        part = data[at : at + field.count * tokens * width].reshape(field.count, tokens, width)
-        at, inside = at + part.size, 0
-        for piece in field.mine:
-            target[:, columns, piece.whole : piece.whole + piece.length] = part[..., inside : inside + piece.length]
-            inside += piece.length
-    assert at == len(data), f"a rank has read {len(data)} bytes of {share.group.name}, expected {at}"
+    for in_object, in_data in _pairs(whole, of, portion, share, table, data, mine=True):
+        in_object[...] = in_data
 
 
 def take_portion(whole: Bytes, of: BlockRange, portion: Portion, share: GroupShare, table: TableGeometry) -> Bytes:
     """What a rank is to write of an object (see `add_portion`): of each field all pieces, [count, tokens, bytes]."""
-    columns, tokens = _columns(of, portion, share, table)
-    fields = share.fields[slice(*portion.fields)]
-    data = np.empty(sum(field.count * field.bytes for field in fields) * tokens, dtype=np.uint8)
-    at = 0
-    for field in fields:
-        source = _field_view(whole, of.tokens, field)
-        part = data[at : at + field.count * tokens * field.bytes].reshape(field.count, tokens, field.bytes)
-        at += part.size
-        for piece in field.pieces:
-            taken = source[:, columns, piece.whole : piece.whole + piece.length]
-            part[..., piece.local : piece.local + piece.length] = taken
+    data = np.empty(portion_bytes(portion, share, table, mine=False), dtype=np.uint8)
+    for in_object, in_data in _pairs(whole, of, portion, share, table, data, mine=False):
+        in_data[...] = in_object
     return data
 
 
-def _columns(
+def portion_bytes(portion: Portion, share: GroupShare, table: TableGeometry, *, mine: bool) -> int:
+    """Bytes that a rank reads of a portion (`mine`), or writes."""
+    first, stop = local_tokens(portion.range, share.shard, table)
+    fields = share.fields[slice(*portion.fields)]
+    return (stop - first) * sum(field.count * sum(p.length for p in field.moved(mine)) for field in fields)
+
+
+def parts_of_portion(
+    portion: Portion, share: GroupShare, table: TableGeometry, data: Bytes, *, mine: bool
+) -> Iterator[tuple[FieldShare, Bytes, Runs]]:
+    """Cut the bytes of a portion, as a rank reads (`mine`) or writes them, into fields.
+
+    Yields:
+        Each field, its bytes [count, tokens, any], and for each of its pieces where that begins in the last dimension.
+    """
+    first, stop = local_tokens(portion.range, share.shard, table)
+    at = 0
+    for field in share.fields[slice(*portion.fields)]:
+        pieces = field.moved(mine)
+        ends = [0, *accumulate(piece.length for piece in pieces)]
+        shape = field.count, stop - first, ends[-1]
+        part = data[at : at + math.prod(shape)].reshape(shape)
+        at += part.size
+        yield field, part, list(zip(pieces, ends, strict=False))
+    assert at == len(data), f"{len(data)} bytes were moved of {share.group.name}, expected {at}"
+
+
+def parts_of_object(share: GroupShare, tokens: int, whole: Bytes) -> Iterator[tuple[FieldShare, Bytes, Runs]]:
+    """The same of an object of so many tokens, for a rank that is alone."""
+    for field in share.fields:
+        yield field, _field_view(whole, tokens, field), [(piece, piece.whole) for piece in field.pieces]
+
+
+def _pairs(
+    whole: Bytes, of: BlockRange, portion: Portion, share: GroupShare, table: TableGeometry, data: Bytes, mine: bool
+) -> Iterator[tuple[Bytes, Bytes]]:
+    """The same bytes in an object and in a portion of a rank: [count, stripes, tokens, bytes] both."""
+    stripes = list(_stripes(of, portion, share, table))
+    for field, part, runs in parts_of_portion(portion, share, table, data, mine=mine):
+        target = _field_view(whole, of.tokens, field)
+        for at, count, width, column, step in stripes:
+            strides = target.strides[0], step * field.whole_bytes, field.whole_bytes, 1
+            for piece, inside in runs:
+                shape = field.count, count, width, piece.length
+                offset = field.whole_offset * of.tokens + column * field.whole_bytes + piece.whole
+                there: Bytes = np.ndarray(shape, np.uint8, whole, offset, strides)
+                own = part[:, at : at + count * width, inside : inside + piece.length]
+                yield there, own.reshape(shape)
+
+
+def _stripes(
     of: BlockRange, portion: Portion, share: GroupShare, table: TableGeometry
-) -> tuple[slice | NDArray[np.int64], int]:
-    """Which of the object's tokens a portion of a rank has, and how many."""
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Where in an object the tokens of a rank's portion are, in runs at equal distances.
+
+    Yields:
+        Tokens of the portion that came before, runs, tokens of each, column of the first in the object, and the
+        distance from run to run in columns.
+    """
     first, stop = local_tokens(portion.range, share.shard, table)
     if table.kind is TableKind.STATE:
-        return slice(0, 1), 1
-    if table.shards == 1:
-        return slice(first - of.first, stop - of.first), stop - first
-    return table.global_index(np.arange(first, stop), share.shard) - of.first, stop - first
+        yield 0, 1, 1, 0, 1
+    elif table.shards == 1:
+        yield 0, 1, stop - first, first - of.first, stop - first
+    else:
+        size, at = table.interleave, first
+        while at < stop:
+            whole = 1 if at % size else max(1, (stop - at) // size)
+            width = size if whole > 1 else min(size - at % size, stop - at)
+            column = int(table.global_index(at, share.shard)) - of.first
+            yield at - first, whole, width, column, size * table.shards
+            at += whole * width
 
 
 def _field_view(whole: Bytes, tokens: int, field: FieldShare) -> Bytes:

@@ -10,8 +10,7 @@ many kernels as there are fields.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -19,17 +18,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.cache import GroupGeometry, TableKind
+from headway.cache import GroupGeometry, TableGeometry, TableKind
 from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.canonical import (
     Bytes,
     FieldShare,
     GroupShare,
     Portion,
-    add_portion,
+    Runs,
     local_tokens,
     object_bytes,
-    take_portion,
+    parts_of_object,
+    parts_of_portion,
+    portion_bytes,
 )
 from headway.runtime.interface import BlockRange
 
@@ -38,7 +39,7 @@ __all__ = ["BlockMover"]
 Int32s = NDArray[np.int32]
 _GATHERED = 1 << 18
 """Bytes that are gathered at once where single blocks are small: they stay in the processor's cache on their way."""
-_LARGE = 1 << 14
+_LARGE = 1 << 13
 """Bytes of a run from which it is copied by itself."""
 
 
@@ -69,147 +70,112 @@ class BlockMover:
 
     def read(self, asked: BlockRange) -> Bytes:
         """An object, of a rank that is alone; uint8."""
-        share, table = self.shares[asked.group], self._groups[asked.group].table
-        portion = Portion(asked, (0, len(share.fields)))
-        data = self.read_portion(portion)
-        if len(share.fields) == 1 and len(data) == object_bytes(share.group, asked):
-            return data
+        share = self.shares[asked.group]
         whole = np.zeros(object_bytes(share.group, asked), dtype=np.uint8)
-        add_portion(whole, asked, portion, share, table, data)
+        self._copy(_all_of(asked, share), parts_of_object(share, asked.tokens, whole), written=False)
         return whole
 
     def write(self, asked: BlockRange, data: Bytes) -> None:
-        """Write an object, of a rank that is alone."""
-        share, table = self.shares[asked.group], self._groups[asked.group].table
-        portion = Portion(asked, (0, len(share.fields)))
-        self.write_portion(portion, take_portion(data, asked, portion, share, table))
+        """Write an object, of a rank that is alone. No other byte of the blocks changes."""
+        share = self.shares[asked.group]
+        self._copy(_all_of(asked, share), parts_of_object(share, asked.tokens, data), written=True)
 
     def read_portion(self, portion: Portion) -> Bytes:
         """What this rank puts into a portion of an object (see `headway.runtime.forward.canonical.add_portion`)."""
-        share, group = self.shares[portion.range.group], self._groups[portion.range.group]
-        fields = share.fields[slice(*portion.fields)]
-        widths = [sum(piece.length for piece in field.mine) for field in fields]
-        first, stop = local_tokens(portion.range, share.shard, group.table)
-        data = np.empty(
-            sum(field.count * width for field, width in zip(fields, widths, strict=True)) * (stop - first), np.uint8
-        )
-        at = 0
-        with self._held(portion, fields, group, written=False) as held:
-            for field, width in zip(fields, widths, strict=True):
-                part = data[at : at + field.count * (stop - first) * width].reshape(field.count, stop - first, width)
-                at += part.size
-                for there, here in held.views(field, part, first, stop):
-                    inside = 0
-                    for piece in field.mine:
-                        taken = there[..., piece.local : piece.local + piece.length]
-                        here[..., inside : inside + piece.length] = taken
-                        inside += piece.length
+        share, table = self._of(portion)
+        data = np.empty(portion_bytes(portion, share, table, mine=True), dtype=np.uint8)
+        self._copy(portion, parts_of_portion(portion, share, table, data, mine=True), written=False)
         return data
 
     def write_portion(self, portion: Portion, data: Bytes) -> None:
         """Write a portion to its blocks; `data` as from `take_portion`. No other byte of the blocks changes."""
-        share, group = self.shares[portion.range.group], self._groups[portion.range.group]
-        fields = share.fields[slice(*portion.fields)]
-        first, stop = local_tokens(portion.range, share.shard, group.table)
-        at = 0
-        with self._held(portion, fields, group, written=True) as held:
-            for field in fields:
-                shape = field.count, stop - first, field.bytes
-                part = data[at : at + math.prod(shape)].reshape(shape)
-                at += part.size
-                for there, here in held.views(field, part, first, stop):
-                    there[...] = here
-        assert at == len(data), f"{len(data)} bytes were sent for {at} of {portion.range.group}"
+        self._copy(portion, parts_of_portion(portion, *self._of(portion), data, mine=False), written=True)
+
+    def _of(self, portion: Portion) -> tuple[GroupShare, TableGeometry]:
+        return self.shares[portion.range.group], self._groups[portion.range.group].table
+
+    def _copy(self, portion: Portion, parts: Iterable[tuple[FieldShare, Bytes, Runs]], written: bool) -> None:
+        """Copy between the blocks of a portion and the bytes of its fields."""
+        with self._rows(portion, written) as (rows, ids):
+            group, (share, table) = self._groups[portion.range.group], self._of(portion)
+            state, size = table.kind is TableKind.STATE, self.arena.geometry.block_bytes
+            tokens = local_tokens(portion.range, share.shard, table)
+            held = _State(rows, ids, group, size) if state else _Tokens(rows, ids, group, *tokens)
+            for field, part, runs in parts:
+                for in_blocks, in_part in held.pairs(field, part, runs):
+                    if written:
+                        in_blocks[...] = in_part
+                    else:
+                        in_part[...] = in_blocks
 
     @contextmanager
-    def _held(
-        self, portion: Portion, fields: Sequence[FieldShare], group: GroupGeometry, written: bool
-    ) -> Iterator[_Tokens | _State]:
-        """The bytes of a portion's blocks in host memory; where they are not there, they are brought there and back."""
+    def _rows(self, portion: Portion, written: bool) -> Iterator[tuple[Bytes, NDArray[np.int64]]]:
+        """Memory of a portion's blocks, uint8 [any, bytes from row to row], and which row each of them is, or -1.
+
+        Where that is not host memory, the blocks are brought there, and back if they are `written`.
+        """
         arena = self.host if portion.range.host else self.arena
         assert arena is not None, "there are no blocks in host memory: `host_blocks` is 0"
         ids = np.asarray(portion.range.blocks, dtype=np.int64)
-        size = arena.geometry.block_bytes
-        start = 0
-        if group.table.kind is TableKind.STATE:
-            ends = [group.offset + field.offset + field.bytes for field in fields]
-            start = (group.offset + fields[0].offset) // size
-            ids = ids[start : -(-max(ends) // size)]
-        direct, kept = arena.device.type == "cpu", ids[ids >= 0]
-        rows = arena.rows if direct else arena.rows.index_select(0, torch.from_numpy(kept).to(arena.device)).cpu()
-        here = ids
-        if not direct:
-            here = np.full_like(ids, -1)
-            here[ids >= 0] = np.arange(len(kept))
-        if group.table.kind is TableKind.STATE:
-            state = _State(rows.numpy(), here, size, group.offset - start * size)
-            yield state
-            if written:
-                state.put_back()
-        else:
-            yield _Tokens(rows.numpy(), here, group)
-        if written and not direct:
-            arena.rows.index_copy_(0, torch.from_numpy(kept).to(arena.device), rows.to(arena.device))
+        if arena.device.type == "cpu":
+            yield arena.rows.numpy(), ids
+            return
+        there = torch.from_numpy(ids[ids >= 0]).to(arena.rows.device)
+        rows = arena.rows.index_select(0, there).cpu()
+        yield rows.numpy(), np.where(ids >= 0, np.cumsum(ids >= 0) - 1, -1)
+        if written:
+            arena.rows.index_copy_(0, there, rows.to(arena.rows.device))
+
+
+def _all_of(asked: BlockRange, share: GroupShare) -> Portion:
+    return Portion(asked, (0, len(share.fields)))
 
 
 class _State:
-    """The bytes of a state, one block's after another's: a field may begin in one and end in the next."""
+    """The bytes of a state in its blocks, one block's after another's: a field may begin in one and end in another."""
 
-    def __init__(self, rows: Bytes, ids: NDArray[np.int64], size: int, offset: int) -> None:
-        self._rows, self._ids, self._size, self._offset = rows, ids, size, offset
-        self._bytes = np.empty((len(ids), size), dtype=np.uint8)
-        for at, first, count in _runs(ids):
-            self._bytes[at : at + count] = rows[first : first + count, :size]
+    def __init__(self, rows: Bytes, ids: NDArray[np.int64], group: GroupGeometry, size: int) -> None:
+        self._rows, self._ids, self._offset, self._size = rows, ids, group.offset, size
 
-    def views(self, field: FieldShare, part: Bytes, first: int, stop: int) -> Iterator[tuple[Bytes, Bytes]]:
-        """The field's bytes as they are held, and `part`, [count, 1, bytes] both."""
-        start = self._offset + field.offset
-        yield self._bytes.reshape(-1)[start : start + field.bytes].reshape(1, 1, -1), part
-
-    def put_back(self) -> None:
-        """Write to the blocks what has become of the bytes."""
-        for at, first, count in _runs(self._ids):
-            self._rows[first : first + count, : self._size] = self._bytes[at : at + count]
+    def pairs(self, field: FieldShare, part: Bytes, runs: Runs) -> Iterator[tuple[Bytes, Bytes]]:
+        """Block by block, the same bytes as they are held and in `part`, [1, 1, any width]."""
+        for piece, inside in runs:
+            at = start = self._offset + field.offset + piece.local
+            while at < start + piece.length:
+                block, low = divmod(at, self._size)
+                count = min(self._size - low, start + piece.length - at)
+                target = inside + at - start
+                if self._ids[block] >= 0:
+                    yield self._rows[self._ids[block], low : low + count], part[0, 0, target : target + count]
+                at += count
 
 
 class _Tokens:
-    """The bytes of tokens' entries in their blocks."""
+    """The bytes of a rank's tokens [first, stop), by their number in its own order, in the blocks that hold them."""
 
-    def __init__(self, rows: Bytes, ids: NDArray[np.int64], group: GroupGeometry) -> None:
-        self._rows, self._ids, self._group = rows, ids, group
+    def __init__(self, rows: Bytes, ids: NDArray[np.int64], group: GroupGeometry, first: int, stop: int) -> None:
+        self._rows, self._group = rows, group
+        apart = np.where(ids < 0, -2 * np.arange(1, len(ids) + 1), ids)  # what is not given is in no run
+        self._stretches = [each for each in _stretches(apart, first, stop, group.block_tokens) if each[0] >= 0]
 
-    def views(self, field: FieldShare, part: Bytes, first: int, stop: int) -> Iterator[tuple[Bytes, Bytes]]:
-        """Run by run of blocks: the field's bytes as they are held, and the same tokens of `part`.
-
-        Blocks that are not given are left out.
+    def pairs(self, field: FieldShare, part: Bytes, runs: Runs) -> Iterator[tuple[Bytes, Bytes]]:
+        """Run by run of blocks, the same bytes as they are held and in `part`: [count, blocks, tokens, bytes] both.
 
         Args:
             field: The field.
-            part: uint8 [count, stop - first, any width].
-            first: First token, by its number in the rank's own order.
-            stop: Behind the last one.
-
-        Yields:
-            uint8 [count, blocks, tokens, bytes] and [count, blocks, tokens, any width].
+            part: uint8 [count, tokens, any width].
+            runs: What to copy of each token.
         """
         size, stride = self._group.block_tokens, self._rows.shape[1]
-        ids = np.where(self._ids < 0, -2 * np.arange(1, len(self._ids) + 1), self._ids)  # none of these follow others
-        width, inside = part.shape[2], part.shape[1] * part.shape[2]
-        for block, blocks, low, high, at in _stretches(ids, first, stop, size):
-            if block < 0:
-                continue
+        base = self._group.offset + field.offset * size
+        strides = field.step * size, stride, field.bytes, 1
+        for block, blocks, low, high, at in self._stretches:
             shape = field.count, blocks, high - low
-            there: Bytes = np.ndarray(
-                (*shape, field.bytes),
-                np.uint8,
-                self._rows,
-                block * stride + self._group.offset + field.offset * size + low * field.bytes,
-                (field.step * size, stride, field.bytes, 1),
-            )
-            here: Bytes = np.ndarray(
-                (*shape, width), np.uint8, part, at * width, (inside, (high - low) * width, width, 1)
-            )
-            yield there, here
+            place = base + block * stride + low * field.bytes
+            there: Bytes = np.ndarray((*shape, field.bytes), np.uint8, self._rows, place, strides)
+            here = part[:, at : at + blocks * (high - low)].reshape(*shape, part.shape[2])  # a view: an axis is split
+            for piece, inside in runs:
+                yield there[..., piece.local : piece.local + piece.length], here[..., inside : inside + piece.length]
 
 
 def _stretches(ids: NDArray[np.int64], first: int, stop: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -265,6 +231,7 @@ def _copy_rows(source: torch.Tensor, out: Int32s, target: torch.Tensor, to: Int3
     else:
         kind = np.dtype((np.void, stride))
         left, right = source.numpy().view(kind)[:, 0], target.numpy().view(kind)[:, 0]
-        step = max(1, _GATHERED // stride)
+        step, order = max(1, _GATHERED // stride), np.argsort(others)  # near to each other where they are written
+        ids, others = ids[order], others[order]
         for start in range(0, len(ids), step):
             right[others[start : start + step]] = left[ids[start : start + step]]
