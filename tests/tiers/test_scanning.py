@@ -11,6 +11,7 @@ from headway.tiers import store_key
 from headway.tiers.disk import DiskStore
 from headway.tiers.faults import Fault, FaultyStore
 from headway.tiers.memory import MemoryStore
+from headway.tiers.objects import record_name
 
 DISK = tier("disk")
 
@@ -97,6 +98,33 @@ def test_a_store_without_a_clock_is_collected_by_how_long_we_saw_it() -> None:
         until(lambda: list(store.objects) == [name for name in store.objects if name.endswith("about")])
         t.put(tokens(60), 43)
         assert t.load(tokens(60)).position == 43
+
+
+def test_a_disk_that_was_given_less_room_is_emptied_to_it_at_the_start(folder: Path) -> None:
+    with World((tier("disk", capacity=2600), DiskStore(folder))) as t:
+        assert t.tiers.flush(SECONDS)
+        stats = t.tiers.stats().tiers[0]
+        assert stats.evictions > 0
+        assert 0 < stats.used_bytes <= 2600
+        assert len(files(folder, ".m")) == stats.checkpoints > 0
+
+
+def test_indexes_that_lead_nowhere_are_collected_and_others_stay() -> None:
+    store = MemoryStore()
+    with World((tier("store", shared=True, grace=0.05, rescan=0.05), store)) as t:
+        t.put(tokens(60), 21)
+        t.put(tokens(60), 43)
+        [gone] = [name for name in store.objects if name.endswith(".i") and name in _index_of(t, 43)]
+        place = t.deepest(tokens(60))
+        store.remove([place.own[-1].key[1]])
+        assert t.load(tokens(60)).position == 21
+        until(lambda: gone not in store.objects)
+        assert [name for name in store.objects if name.endswith(".i")] == [_index_of(t, 21)]
+
+
+def _index_of(t: World, position: int) -> str:
+    folder, digests = t.tiers._path(NAME, tokens(60))
+    return record_name(folder, digests.boundary(position // 8), "i")
 
 
 def test_what_others_removed_is_withdrawn_by_the_next_scan(folder: Path) -> None:
