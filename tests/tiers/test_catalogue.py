@@ -112,7 +112,7 @@ paths = st.lists(st.integers(0, 1), min_size=1, max_size=18)
 
 
 @pytest.mark.parametrize("layout", SMALL.values(), ids=SMALL)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(adds=st.lists(paths, min_size=1, max_size=12), asked=paths)
 def test_what_is_added_is_found_on_every_path_that_begins_with_it(
     layout: ObjectLayout, adds: list[list[int]], asked: list[int]
@@ -125,7 +125,7 @@ def test_what_is_added_is_found_on_every_path_that_begins_with_it(
 
 
 @pytest.mark.parametrize("layout", SMALL.values(), ids=SMALL)
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(adds=st.lists(paths, min_size=1, max_size=12), prefix=paths)
 def test_forgetting_a_prefix_is_what_a_list_of_paths_says(
     layout: ObjectLayout, adds: list[list[int]], prefix: list[int]
@@ -151,7 +151,7 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("layout", SMALL.values(), ids=SMALL)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(adds=st.lists(st.tuples(paths, st.floats(0, 9)), min_size=1, max_size=12), share=st.floats(0, 1))
 def test_eviction_frees_what_is_asked_and_leaves_whole_paths(
     layout: ObjectLayout, adds: list[tuple[list[int], float]], share: float

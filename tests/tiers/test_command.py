@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from tests.tiers import servers
-from tests.tiers.world import HYBRID, World, tokens
+from tests.tiers.world import HYBRID, World, tier, tokens
 
 from headway import cli
-from headway.tiers import ObjectLayout, TierConfig
+from headway.tiers import ObjectLayout
 from headway.tiers.disk import DiskStore
 
 
@@ -32,7 +32,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Ran:
 def folder(tmp_path: Path) -> Path:
     """A disk with two checkpoints of one path and one in another namespace."""
     layout = ObjectLayout(HYBRID.identity, HYBRID.groups, stretch=8, label="some/model")
-    with World((TierConfig("disk"), DiskStore(tmp_path / "tier")), layout=layout) as t:
+    with World((tier("disk"), DiskStore(tmp_path / "tier")), layout=layout) as t:
         t.put(tokens(60), 21)
         t.put(tokens(60), 43)
         t.put(tokens(60, 1), 11, ("m", "", "a salt"))
@@ -109,7 +109,7 @@ def test_a_store_by_its_url(run: Ran) -> None:
     servers.valkey_store().close()
     place = f"valkey://127.0.0.1:{servers.valkey_port()}/0"
     store = servers.valkey_store()
-    with World((TierConfig("store", shared=True), store)) as t:
+    with World((tier("store", shared=True), store)) as t:
         t.put(tokens(60), 43)
         assert json.loads(run("tiers", "ls", place, "--json")[1])[0]["checkpoints"] == 1
         assert run("tiers", "check", place)[0] == 0

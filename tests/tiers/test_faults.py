@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.tiers.world import ATTENTION, HYBRID, SECONDS, World, tokens, until
+from tests.tiers.world import ATTENTION, HYBRID, SECONDS, World, tier, tokens, until
 
 from headway.errors import ConfigError
-from headway.tiers import Failure, ObjectLayout, Span, TierConfig
+from headway.tiers import Failure, ObjectLayout, Span
 from headway.tiers.disk import DiskStore
 from headway.tiers.faults import Fault, FaultyStore
 from headway.tiers.memory import MemoryStore
 from headway.tiers.store import StoreFullError
 
-QUICK = TierConfig("disk", patience=0.15, pause=0.1)
+QUICK = tier("disk", patience=0.15, pause=0.1)
 """A tier that loses its patience soon."""
 
 
@@ -60,7 +60,7 @@ def test_t02_a_late_read_never_writes_into_memory_that_others_got() -> None:
 def test_t03_cancelling_a_load_leaks_nothing_and_is_told() -> None:
     data = tokens(40)
     store = faulty()
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         t.put(data, 20)
         store.rules.append(Fault("stall", "read"))
         place, told = t.deepest(data), []
@@ -79,7 +79,7 @@ def test_t03_cancelling_a_load_leaks_nothing_and_is_told() -> None:
 
 def test_t04_cancelling_and_ending_at_once_tell_once_and_free_once() -> None:
     data = tokens(40)
-    with World((TierConfig("disk"), MemoryStore())) as t:
+    with World((tier("disk"), MemoryStore())) as t:
         t.put(data, 20)
         for _ in range(50):
             told: list[object] = []
@@ -101,7 +101,7 @@ def test_t04_cancelling_and_ending_at_once_tell_once_and_free_once() -> None:
 
 def test_t10_loads_that_do_not_fit_together_come_one_after_another() -> None:
     paths = [tokens(40, seed) for seed in range(4)]
-    with World((TierConfig("disk"), MemoryStore()), staging=600) as t:
+    with World((tier("disk"), MemoryStore()), staging=600) as t:
         for data in paths:
             t.put(data, 33)
         futures = [t.start(t.deepest(data)) for data in paths]
@@ -115,7 +115,7 @@ def test_t10_loads_that_do_not_fit_together_come_one_after_another() -> None:
 
 def test_t10_a_load_that_waits_too_long_for_memory_ends_with_nothing() -> None:
     data, other = tokens(40), tokens(40, 1)
-    with World((TierConfig("disk"), MemoryStore()), staging=600) as t:
+    with World((tier("disk"), MemoryStore()), staging=600) as t:
         t.put(data, 33)
         t.put(other, 33)
         first = t.load(data)
@@ -126,7 +126,7 @@ def test_t10_a_load_that_waits_too_long_for_memory_ends_with_nothing() -> None:
 
 def test_a_load_larger_than_the_memory_is_lowered_to_what_fits() -> None:
     data = tokens(90)
-    with World((TierConfig("disk"), MemoryStore()), staging=600) as t:
+    with World((tier("disk"), MemoryStore()), staging=600) as t:
         t.put(data, 20)
         t.put(data, 80)
         loaded = t.load(data)
@@ -136,7 +136,7 @@ def test_a_load_larger_than_the_memory_is_lowered_to_what_fits() -> None:
 
 def test_t13_a_backlog_that_is_full_refuses_and_holds_nobody_up() -> None:
     store = faulty(Fault("stall", "write", "."))
-    with World((TierConfig("disk"), store), backlog=700) as t:
+    with World((tier("disk"), store), backlog=700) as t:
         t.put(tokens(40), 33, wait=False)
         t.put(tokens(40, 1), 33, wait=False)
         stats = t.tiers.stats()
@@ -150,7 +150,7 @@ def test_t13_a_backlog_that_is_full_refuses_and_holds_nobody_up() -> None:
 
 def test_t17_every_restorable_position_is_told_not_the_deepest_alone() -> None:
     data = tokens(90)
-    with World((TierConfig("disk"), MemoryStore())) as t:
+    with World((tier("disk"), MemoryStore())) as t:
         for position in (5, 16, 31, 80):
             t.put(data, position)
         assert t.positions(data) == [5, 16, 31, 80]
@@ -168,7 +168,7 @@ def test_t17_every_restorable_position_is_told_not_the_deepest_alone() -> None:
 )
 def test_t18_t19_no_namespace_reads_another(name: tuple[str, str, str]) -> None:
     data = tokens(40)
-    with World((TierConfig("disk"), MemoryStore())) as t:
+    with World((tier("disk"), MemoryStore())) as t:
         for each in [("model", "adapter", "x"), ("model", "", ""), ("mode", "ladapter", "")]:
             t.put(data, 20, each)
         assert t.positions(data, name=name) == []
@@ -187,19 +187,19 @@ def test_t18_t19_no_namespace_reads_another(name: tuple[str, str, str]) -> None:
 )
 def test_t20_t21_other_weights_and_other_bytes_are_never_read(layout: ObjectLayout) -> None:
     data, store = tokens(40), MemoryStore()
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         t.put(data, 20)
-    with World((TierConfig("disk"), store), layout=layout) as t:
+    with World((tier("disk"), store), layout=layout) as t:
         assert t.positions(data) == []
         t.put(data, 20)
         assert t.load(data).position == 20
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         assert t.load(data).position == 20
 
 
 def test_t22_bytes_of_another_length_are_refused() -> None:
     data = tokens(40)
-    with World((TierConfig("disk"), MemoryStore())) as t:
+    with World((tier("disk"), MemoryStore())) as t:
         pieces = dict(t.pieces(data, t.tiers.wants(("", "", ""), data, 20)))
         pieces[Span("state", 20, 20)] += b"x"
         with pytest.raises(ConfigError, match="state"):
@@ -208,7 +208,7 @@ def test_t22_bytes_of_another_length_are_refused() -> None:
 
 def test_t23_nothing_is_offered_behind_the_limit() -> None:
     data = tokens(40)
-    with World((TierConfig("disk"), MemoryStore())) as t:
+    with World((tier("disk"), MemoryStore())) as t:
         t.put(data, 40)
         assert t.positions(data, limit=39) == []
         assert t.positions(data, floor=40) == []
@@ -220,7 +220,7 @@ def test_t24_t28_an_object_of_any_group_that_is_lost_lowers_the_load_and_is_name
     """Both T24 (gone between the lookup and the read) and T28 (one group fails silently)."""
     data = tokens(60)
     store = faulty()
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         t.put(data, 21)
         t.put(data, 43)
         place = t.deepest(data)
@@ -236,10 +236,27 @@ def test_t24_t28_an_object_of_any_group_that_is_lost_lowers_the_load_and_is_name
         assert t.positions(data) == [21]  # not tried again at once
 
 
+def test_what_is_left_of_a_checkpoint_is_not_removed_under_the_reads_of_others() -> None:
+    data, store = tokens(60), faulty()
+    with World((tier("disk"), store)) as t:
+        t.put(data, 43)
+        place = t.deepest(data)
+        lost, *kept = (wanted.key[1] for wanted in place.own)
+        store.rules.append(Fault("drop", "read", lost))
+        store.rules += [Fault("stall", "read", name) for name in kept]
+        assert t.start(place).result(SECONDS).position == 0
+        assert t.tiers.flush(SECONDS)
+        store.released.set()
+        until(lambda: t.tiers.stats().staging_bytes == 0)
+        assert t.tiers.stats().tiers[0].failures == {"missing": 1}
+        assert t.tiers.flush(SECONDS)
+        assert not {lost, *kept} & {item.name for item in store.names("")}
+
+
 def test_a_stretch_that_is_lost_lowers_to_the_checkpoint_before_it_and_can_be_mended() -> None:
     data = tokens(60)
     store = faulty()
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         t.put(data, 21)
         t.put(data, 43)
         place = t.deepest(data)
@@ -257,7 +274,7 @@ def test_a_stretch_that_is_lost_lowers_to_the_checkpoint_before_it_and_can_be_me
 def test_another_tier_stands_in_for_an_object_that_is_lost() -> None:
     data = tokens(60)
     first, second = faulty(), faulty()
-    with World((TierConfig("disk"), first), (TierConfig("store"), second)) as t:
+    with World((tier("disk"), first), (tier("store"), second)) as t:
         t.put(data, 43)
         first.rules.append(Fault("drop", "read", only(first, t.deepest(data).own[-1].key[1][-32:])))
         loaded = t.load(data)
@@ -269,7 +286,7 @@ def test_another_tier_stands_in_for_an_object_that_is_lost() -> None:
 def test_t26_what_one_request_wrote_in_steps_another_finds_whole() -> None:
     data = tokens(90)
     for layout in (HYBRID, replace(HYBRID, lookahead=3), replace(ATTENTION, lookahead=1)):
-        with World((TierConfig("disk"), MemoryStore()), layout=layout) as t:
+        with World((tier("disk"), MemoryStore()), layout=layout) as t:
             for position in (3, 8, 17, 30, 64, 80):
                 t.put(data[: 4 * (position + layout.lookahead)], position)
             assert {3, 8, 17, 30, 64, 80} <= set(t.positions(data))
@@ -305,7 +322,7 @@ def test_t29_a_disk_that_is_full_before_its_budget_evicts_and_writes_again() -> 
                 raise StoreFullError("no space left on device")
             super().write(name, data)
 
-    with World((TierConfig("disk", capacity=1 << 30), Full())) as t:
+    with World((tier("disk", capacity=1 << 30), Full())) as t:
         for seed in range(20):
             t.put(tokens(60, seed), 43)
             assert t.positions(tokens(60, seed)) == [43]
@@ -390,10 +407,10 @@ store.write("a" * 32 + "/" + "b" * 32 + "/" + "c" * 32 + ".0." + "d" * 32, b"x" 
 
 def test_t33_a_file_that_another_process_deleted_is_a_miss(tmp_path: Path) -> None:
     data = tokens(60)
-    with World((TierConfig("disk"), DiskStore(tmp_path))) as t, World((TierConfig("disk"), DiskStore(tmp_path))) as u:
+    with World((tier("disk"), DiskStore(tmp_path))) as t, World((tier("disk"), DiskStore(tmp_path))) as u:
         t.put(data, 43)
         u.tiers.close(0)
-        with World((TierConfig("disk"), DiskStore(tmp_path))) as v:
+        with World((tier("disk"), DiskStore(tmp_path))) as v:
             assert v.positions(data) == [43]
             t.tiers.reset().result(SECONDS)
             loaded = v.load(data)

@@ -3,15 +3,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiers.world import ATTENTION, HYBRID, NAME, SECONDS, World, tokens, until
+from tests.tiers.world import ATTENTION, HYBRID, NAME, SECONDS, World, tier, tokens, until
 
-from headway.tiers import IncompleteError, TierConfig
+from headway.tiers import IncompleteError
 from headway.tiers.disk import DiskStore
 from headway.tiers.faults import Fault, FaultyStore
 from headway.tiers.memory import MemoryStore
 from headway.tiers.store import Store
 
-DISK = TierConfig("disk")
+DISK = tier("disk")
 
 
 def left(store: Store) -> list[str]:
@@ -62,8 +62,8 @@ def test_a_prefix_that_is_not_known_forgets_nothing_of_others() -> None:
 def test_a_namespace_and_everything_reach_every_tier_and_other_servers_objects() -> None:
     data, first, second = tokens(60), MemoryStore(), MemoryStore()
     mine, theirs = ("m", "", "secret"), ("m", "", "other")
-    with World((DISK, first), (TierConfig("store", shared=True), second)) as t:
-        with World((TierConfig("store", shared=True), second)) as u:
+    with World((DISK, first), (tier("store", shared=True), second)) as t:
+        with World((tier("store", shared=True), second)) as u:
             u.put(tokens(60, 5), 43, mine)
             u.put(tokens(60, 5), 43, theirs)
         t.put(data, 43, mine)
@@ -80,7 +80,7 @@ def test_a_namespace_and_everything_reach_every_tier_and_other_servers_objects()
 
 
 def test_what_another_server_wrote_under_a_prefix_is_forgotten_though_it_was_never_looked_up() -> None:
-    data, store, shared = tokens(60), MemoryStore(), TierConfig("store", shared=True)
+    data, store, shared = tokens(60), MemoryStore(), tier("store", shared=True)
     with World((shared, store)) as t, World((shared, store)) as u:
         u.put(data, 43)
         u.put(tokens(60, 1), 43)
@@ -94,7 +94,7 @@ def test_what_another_server_wrote_under_a_prefix_is_forgotten_though_it_was_nev
 
 def test_a_tier_that_does_not_answer_makes_forgetting_incomplete_and_says_so() -> None:
     data, store = tokens(60), FaultyStore(MemoryStore())
-    with World((DISK, MemoryStore()), (TierConfig("store", patience=0.1, pause=0.05), store)) as t:
+    with World((DISK, MemoryStore()), (tier("store", patience=0.1, pause=0.05), store)) as t:
         t.put(data, 43)
         store.rules.append(Fault("fail", "remove"))
         with pytest.raises(IncompleteError, match="store: "):
@@ -117,6 +117,17 @@ def test_what_is_being_written_does_not_come_back() -> None:
         forgotten.result(SECONDS)
         assert left(store) == []
         assert t.tiers.stats().backlog_bytes == 0
+        assert not [name for (operation, name) in store._asked if operation == "write" and name.endswith((".s", ".m"))]
+
+
+def test_a_late_removal_spares_what_was_written_again_under_the_same_names() -> None:
+    data = tokens(60)
+    with World((DISK, MemoryStore())) as t:
+        t.put(data, 43)
+        [one], [writer] = t.tiers._tiers, t.tiers._writers.values()
+        writer.remove(one.names(one.catalogue.entries()))
+        assert t.tiers.flush(SECONDS)
+        assert t.load(data).position == 43
 
 
 def test_loads_under_way_of_what_is_forgotten_end_with_nothing() -> None:
@@ -147,7 +158,7 @@ def test_media_never_reach_a_tier() -> None:
 def test_calls_from_many_threads() -> None:
     """Writers, readers and whoever forgets at once: every load is whole and right, and nothing is left over."""
     store = MemoryStore()
-    with World((TierConfig("disk", capacity=20_000), store), staging=3000) as t:
+    with World((tier("disk", capacity=20_000), store), staging=3000) as t:
         failures: list[BaseException] = []
 
         def work(seed: int) -> None:

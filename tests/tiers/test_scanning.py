@@ -4,15 +4,16 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.tiers.world import HYBRID, KEY, NAME, SECONDS, World, tokens, until
+from tests.tiers.world import HYBRID, KEY, NAME, SECONDS, World, tier, tokens, until
 
 from headway.errors import ConfigError
-from headway.tiers import TierConfig, store_key
+from headway.tiers import store_key
 from headway.tiers.disk import DiskStore
 from headway.tiers.faults import Fault, FaultyStore
 from headway.tiers.memory import MemoryStore
+from headway.tiers.objects import record_name
 
-DISK = TierConfig("disk")
+DISK = tier("disk")
 
 
 def files(folder: Path, end: str = "") -> list[Path]:
@@ -66,7 +67,7 @@ def test_an_altered_object_is_found_by_verifying_and_removed(folder: Path) -> No
     data = bytearray(victim.read_bytes())
     data[3] ^= 1
     victim.write_bytes(data)
-    with World((TierConfig("disk", verify=1e9), DiskStore(folder))) as t:
+    with World((tier("disk", verify=1e9), DiskStore(folder))) as t:
         until(lambda: not victim.exists())
         assert t.positions(tokens(60)) == [21]
         assert t.positions(tokens(60, 1)) == [43]
@@ -76,12 +77,12 @@ def test_objects_that_nothing_names_are_collected_once_they_are_old(folder: Path
     for record in files(folder, ".m"):
         record.unlink()
     before = len(files(folder))
-    with World((TierConfig("disk", grace=3600), DiskStore(folder))) as t:
+    with World((tier("disk", grace=3600), DiskStore(folder))) as t:
         assert t.tiers.flush(SECONDS)
         assert len(files(folder)) == before
     for path in files(folder):
         os.utime(path, (time.time() - 7200,) * 2)
-    with World((TierConfig("disk", grace=3600), DiskStore(folder))) as t:
+    with World((tier("disk", grace=3600), DiskStore(folder))) as t:
         assert t.tiers.flush(SECONDS)
         assert [path.name for path in files(folder)] == ["about"]
         assert t.tiers.stats().tiers[0].used_bytes == 0
@@ -93,14 +94,41 @@ def test_a_store_without_a_clock_is_collected_by_how_long_we_saw_it() -> None:
         t.put(tokens(60), 43)
     [manifest] = [name for name in store.objects if name.endswith(".m")]
     del store.objects[manifest]
-    with World((TierConfig("disk", grace=0.05, rescan=0.05), store)) as t:
+    with World((tier("disk", grace=0.05, rescan=0.05), store)) as t:
         until(lambda: list(store.objects) == [name for name in store.objects if name.endswith("about")])
         t.put(tokens(60), 43)
         assert t.load(tokens(60)).position == 43
 
 
+def test_a_disk_that_was_given_less_room_is_emptied_to_it_at_the_start(folder: Path) -> None:
+    with World((tier("disk", capacity=2600), DiskStore(folder))) as t:
+        assert t.tiers.flush(SECONDS)
+        stats = t.tiers.stats().tiers[0]
+        assert stats.evictions > 0
+        assert 0 < stats.used_bytes <= 2600
+        assert len(files(folder, ".m")) == stats.checkpoints > 0
+
+
+def test_indexes_that_lead_nowhere_are_collected_and_others_stay() -> None:
+    store = MemoryStore()
+    with World((tier("store", shared=True, grace=0.05, rescan=0.05), store)) as t:
+        t.put(tokens(60), 21)
+        t.put(tokens(60), 43)
+        [gone] = [name for name in store.objects if name.endswith(".i") and name in _index_of(t, 43)]
+        place = t.deepest(tokens(60))
+        store.remove([place.own[-1].key[1]])
+        assert t.load(tokens(60)).position == 21
+        until(lambda: gone not in store.objects)
+        assert [name for name in store.objects if name.endswith(".i")] == [_index_of(t, 21)]
+
+
+def _index_of(t: World, position: int) -> str:
+    folder, digests = t.tiers._path(NAME, tokens(60))
+    return record_name(folder, digests.boundary(position // 8), "i")
+
+
 def test_what_others_removed_is_withdrawn_by_the_next_scan(folder: Path) -> None:
-    with World((TierConfig("disk", rescan=0.05), DiskStore(folder))) as t:
+    with World((tier("disk", rescan=0.05), DiskStore(folder))) as t:
         assert t.positions(tokens(60)) == [21, 43]
         for path in files(folder):
             path.unlink()
@@ -128,7 +156,7 @@ def test_tiers_are_used_while_they_are_scanned(folder: Path) -> None:
 
 def test_two_servers_on_one_folder_survive_each_other(tmp_path: Path) -> None:
     """Both write and evict in the same small folder: every load is right, and misses are all that fails."""
-    small = TierConfig("disk", capacity=9000, rescan=0.02)
+    small = tier("disk", capacity=9000, rescan=0.2)
     with World((small, DiskStore(tmp_path))) as t, World((small, DiskStore(tmp_path))) as u:
         for number in range(30):
             for each in (t, u):
@@ -140,7 +168,7 @@ def test_two_servers_on_one_folder_survive_each_other(tmp_path: Path) -> None:
                     loaded.release()
         for each in (t, u):
             until(lambda each=each: each.tiers.stats().staging_bytes == 0)  # type: ignore[misc]
-            assert each.tiers.stats().tiers[0].evictions > 0
+            assert each.tiers.stats().tiers[0].evictions > 0, each.tiers.stats().tiers[0]
 
 
 # ---- loads that share

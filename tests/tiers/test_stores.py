@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.tiers import servers
-from tests.tiers.world import NAME, SECONDS, World, tokens
+from tests.tiers.world import NAME, SECONDS, World, tier, tokens
 
 from headway.errors import ConfigError
-from headway.tiers import TierConfig
 from headway.tiers.disk import DiskStore
 from headway.tiers.faults import FaultyStore
 from headway.tiers.memory import MemoryStore
@@ -136,7 +135,7 @@ def test_many_threads_write_one_name_and_readers_see_one_of_the_writes(store: St
 
 def test_tiers_over_it_keep_their_promises(store: Store) -> None:
     """What one server wrote, another finds, restores, and forgets."""
-    data, shared = tokens(60), TierConfig("store", shared=True)
+    data, shared = tokens(60), tier("store", shared=True)
     with World((shared, store)) as t:
         t.put(data, 21)
         t.put(data, 43)

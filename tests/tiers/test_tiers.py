@@ -1,9 +1,8 @@
 from pathlib import Path
 
 import pytest
-from tests.tiers.world import ATTENTION, HYBRID, World, tokens
+from tests.tiers.world import ATTENTION, HYBRID, World, tier, tokens
 
-from headway.tiers import TierConfig
 from headway.tiers.disk import DiskStore
 from headway.tiers.memory import MemoryStore
 from headway.tiers.store import Store
@@ -16,7 +15,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 def test_what_was_put_is_found_and_loaded(store: Store) -> None:
     data = tokens(60)
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         assert t.positions(data) == []
         assert t.put(data, 21)
         t.put(data, 43)
@@ -36,10 +35,10 @@ def test_what_was_put_is_found_and_loaded(store: Store) -> None:
 
 def test_a_restarted_server_finds_it(store: Store) -> None:
     data = tokens(60)
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         t.put(data, 43)
         used = t.tiers.stats().tiers[0].used_bytes
-    with World((TierConfig("disk"), store)) as t:
+    with World((tier("disk"), store)) as t:
         assert t.positions(data) == [43]
         assert t.load(data).position == 43
         assert t.tiers.stats().tiers[0].used_bytes == used
@@ -47,7 +46,7 @@ def test_a_restarted_server_finds_it(store: Store) -> None:
 
 def test_attention_alone_resumes_at_every_stretch_and_inside(store: Store) -> None:
     data = tokens(60)
-    with World((TierConfig("disk"), store), layout=ATTENTION) as t:
+    with World((tier("disk"), store), layout=ATTENTION) as t:
         t.put(data, 44)
         assert t.positions(data) == [8, 16, 24, 32, 40, 44]
         assert t.positions(data, 0, 30) == [8, 16, 24, 30]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from headway.tiers.store import Store
 
 KEY = b"k" * 32
 NAME: Namespace = ("model", "", "")
-SECONDS = 20.0
+SECONDS = 60.0
 """How long a test waits for what comes at once."""
 
 HYBRID = ObjectLayout(
@@ -29,8 +30,9 @@ HYBRID = ObjectLayout(
 ATTENTION = ObjectLayout(b"weights 2", (ObjectGroup("full", "prefix", 8), ObjectGroup("mla", "prefix", 4)), stretch=8)
 
 
-def path(*tokens: int) -> bytes:
-    return np.array(tokens, np.int32).tobytes()
+def tier(name: str = "disk", **more: Any) -> TierConfig:
+    """A tier that is patient even where the machine is busy, unless it is told otherwise."""
+    return TierConfig(name, **{"patience": 60.0, **more})
 
 
 def tokens(length: int, seed: int = 0) -> bytes:

@@ -22,6 +22,8 @@ from headway.tiers.objects import Manifest, ObjectLayout, PathDigests, Stretch
 
 __all__ = ["Catalogue", "Entry", "Path"]
 
+_FOREIGN = 1 << 17
+"""Entries of other servers that are kept in memory."""
 _WALK = 64
 """Stretches at most that are counted with a checkpoint that they would go with."""
 
@@ -200,7 +202,7 @@ class Catalogue:
         self.used -= entry.record.size if entry.own else 0
         entry.own = False
 
-    def trim(self, limit: int) -> None:
+    def trim(self, limit: int = _FOREIGN) -> None:
         """Keep no more than so many entries of other servers in memory; those that became known first go."""
         foreign = [entry for entry in self._entries.values() if not entry.own] if len(self._entries) > limit else []
         for entry in foreign[: max(0, len(foreign) - limit * 7 // 8)]:

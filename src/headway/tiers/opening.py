@@ -15,6 +15,8 @@ from headway.tiers.valkey import ValkeyStore
 
 __all__ = ["disk_place", "open_disk", "open_store"]
 
+_RESCAN = 6 * 3600.0
+"""Seconds between two scans of a store that others use as well: each lists all of it."""
 _VALKEY = ("valkey", "valkeys", "redis", "rediss", "unix")
 
 
@@ -55,7 +57,8 @@ def open_store(url: str) -> tuple[TierConfig, Store]:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     budget = options.pop("budget", None)
-    config = TierConfig("store", capacity=parse_bytes(budget, "budget=") if budget else None, shared=True)
+    capacity = parse_bytes(budget, "budget=") if budget else None
+    config = TierConfig("store", capacity=capacity, shared=True, rescan=_RESCAN)
     if parts.scheme in _VALKEY:
         password = options.pop("password_file", None)
         plain = urlunsplit(parts._replace(query=urlencode(options)))

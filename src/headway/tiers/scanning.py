@@ -15,13 +15,24 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from headway.tiers.catalogue import Entry
-from headway.tiers.objects import ABOUT, INDEX, MANIFEST, STRETCH, ObjectLayout, about, object_names, parse_name
+from headway.tiers.objects import (
+    ABOUT,
+    INDEX,
+    MANIFEST,
+    STRETCH,
+    Manifest,
+    ObjectLayout,
+    about,
+    object_names,
+    parse_name,
+    record_name,
+)
 from headway.tiers.store import Listed, StoreError
 from headway.tiers.tier import Tier, reason_of
-from headway.tiers.writing import read_records
+from headway.tiers.writing import Writer, read_records
 
 __all__ = ["Scanner", "faults"]
 
@@ -33,9 +44,10 @@ _READ_AT_ONCE = 256
 class Scanner:
     """The thread that scans one tier."""
 
-    def __init__(self, tier: Tier, layout: ObjectLayout, key: bytes, remove: Callable[[Sequence[str]], None]) -> None:
-        """`remove` has names removed from the store."""
-        self._tier, self._layout, self._key, self._remove = tier, layout, key, remove
+    def __init__(self, tier: Tier, layout: ObjectLayout, key: bytes, writer: Writer) -> None:
+        """`writer` is the tier's, by which the scan removes things."""
+        self._tier, self._layout, self._key = tier, layout, key
+        self._remove, self._shrink = writer.remove, writer.shrink
         self._root = layout.digest(key).hex()
         self._seen: dict[str, float] = {}
         self._ended = threading.Event()
@@ -101,6 +113,7 @@ class Scanner:
             named |= self._take(fresh[start : start + _READ_AT_ONCE], listed)
         self._withdraw(known, listed)
         self._collect(listed, named)
+        self._shrink()
 
     def _entries(self) -> list[Entry]:
         with self._tier.lock:
@@ -122,6 +135,7 @@ class Scanner:
             entry.own = not tier.config.shared
             with tier.lock:
                 tier.catalogue.add(entry)
+                tier.catalogue.trim()
         return named
 
     def _withdraw(self, known: Iterable[str], listed: dict[str, Listed]) -> None:
@@ -141,11 +155,13 @@ class Scanner:
     def _collect(self, listed: dict[str, Listed], named: set[str]) -> None:
         """Remove what is old and of no use."""
         tier, now, wall = self._tier, time.monotonic(), time.time()
-        named |= set(tier.names(self._entries()))
+        entries = self._entries()
+        named |= set(tier.names(entries))
+        named |= {record_name(e.folder, e.record.before, INDEX) for e in entries if isinstance(e.record, Manifest)}
         with tier.lock:
             useless = [entry for entry in tier.catalogue.idle() if entry.whole and not entry.holds]
         loose = set(tier.names(useless))
-        loose.update(n for n in listed if n not in named and (p := parse_name(n)) and p.what != INDEX)
+        loose.update(name for name in listed if name not in named and parse_name(name))
         self._seen = {name: self._seen.get(name, now) for name in loose}
         old = {
             name

@@ -27,9 +27,6 @@ from headway.tiers.workers import Clock
 
 __all__ = ["Search"]
 
-_KNOWN = 1 << 17
-"""Entries of other servers that are kept in memory, of each store."""
-
 
 class Search:
     """One question to several tiers."""
@@ -138,4 +135,4 @@ class Search:
                 continue
             with self._lock:
                 tier.catalogue.add(Entry(self._folder, record, own=False))
-                tier.catalogue.trim(_KNOWN)
+                tier.catalogue.trim()

@@ -116,7 +116,7 @@ class ObjectTiers:
         self._root = layout.digest(key).hex()
         self._folders: OrderedDict[Namespace, str] = OrderedDict()
         self._paths: OrderedDict[tuple[str, bytes], PathDigests] = OrderedDict()
-        self._scanners = [Scanner(tier, layout, key, self._writers[tier.config.name].remove) for tier in self._tiers]
+        self._scanners = [Scanner(tier, layout, key, self._writers[tier.config.name]) for tier in self._tiers]
         self._closed = False
 
     # ---- reading
@@ -137,7 +137,7 @@ class ObjectTiers:
         """
         with self._lock:
             folder, digests = self._path(namespace, data)
-            return self._places(folder, digests, data, floor, limit, frozenset())
+            return self._places(folder, digests, data, floor, limit, frozenset()) if limit > floor else []
 
     def search(
         self, namespace: Namespace, data: bytes, floor: int, limit: int, done: Callable[[], None], seconds: float = 1.0
@@ -358,7 +358,7 @@ class ObjectTiers:
 
         def find(floor: int, limit: int, there: frozenset[Key]) -> list[Place]:
             with self._lock:
-                return self._places(folder, digests, data, floor, limit, there)
+                return self._places(folder, digests, data, floor, limit, there) if limit > floor else []
 
         def place(position: int, kind: str, linked: int, own: tuple[Wanted, ...]) -> Place:
             wanted = [*own, *finder.chain[:linked]]

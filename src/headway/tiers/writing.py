@@ -11,6 +11,7 @@ twice, and nothing that a write builds on is evicted before it ends (a first-see
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -175,6 +176,15 @@ class Writer:
     def remove(self, names: Sequence[str]) -> None:
         """Have names removed from the store; a failure is counted, and what stays is found by the next scan."""
         self.post(lambda: self._remove(names))
+
+    def shrink(self) -> None:
+        """Have what is over the budget evicted: it may have been less before a restart, or others wrote too."""
+
+        def job() -> None:
+            with contextlib.suppress(StoreError):
+                self._make_room(0)
+
+        self.post(job)
 
     def forget(self, folder: str, data: bytes | None, digests: PathDigests | None, gone: Sequence[str]) -> Future[None]:
         """Have a namespace, or a path in it, removed from the store.
