@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Gemma3
 
 from headway.engine import Engine, EngineConfig
 from headway.engine.build import build_engine
-from headway.engine.executor import Executor, StepWork
+from headway.engine.executor import BlockRange, CanonicalGroup, Executor, Int32s, StepWork
 from headway.engine.request import RunningRequest
 from headway.runtime.interface import RowAnswer
 from headway.runtime.sources import resolve_source
@@ -128,6 +128,23 @@ class Record:
     def restart(self) -> None:
         """As the executor."""
         self._inner.restart()
+
+    @property
+    def canonical(self) -> Mapping[str, CanonicalGroup]:
+        """As the executor."""
+        return self._inner.canonical
+
+    def move_blocks(self, out: Int32s, back: Int32s) -> None:
+        """As the executor."""
+        self._inner.move_blocks(out, back)
+
+    def read_objects(self, ranges: Sequence[BlockRange]) -> Sequence[memoryview]:
+        """As the executor."""
+        return self._inner.read_objects(ranges)
+
+    def write_objects(self, ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        """As the executor."""
+        self._inner.write_objects(ranges, objects)
 
     def close(self) -> None:
         """As the executor."""

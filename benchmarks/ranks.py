@@ -21,7 +21,7 @@ import multiprocessing
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -100,9 +100,9 @@ class EchoRanks:
             self._processes.append(process)
             self._ends.append(Connection(ours.detach()))
 
-    def send(self, message: bytes, timeout: float) -> None:
-        for end in self._ends:
-            end.send_bytes(message)
+    def send(self, messages: Sequence[bytes], timeout: float) -> None:
+        for i, end in enumerate(self._ends):
+            end.send_bytes(messages[i % len(messages)])
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
         ready = wait(self._ends, timeout)

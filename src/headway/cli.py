@@ -29,7 +29,8 @@ class LazyCommand:
     """Where a command's function is, and the line about it that `headway --help` shows.
 
     Attributes:
-        target: `module:function`. The function's docstring is the help text of the command.
+        target: `module:function`. The function's docstring is the help text of the command. Or `module:app`, a typer
+            application with commands of its own.
         summary: one line; it must not need the module.
     """
 
@@ -37,7 +38,7 @@ class LazyCommand:
     summary: str
 
     def load(self) -> Callable[..., Any]:
-        """Import the module and return the function."""
+        """Import the module and return the function, or the application."""
         module, _, function = self.target.partition(":")
         loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
         return loaded
@@ -54,6 +55,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "bench": LazyCommand("headway.bench.command:bench", "Measure what each operation of the cache costs here."),
     "inspect": LazyCommand(
         "headway.runtime.command:inspect", "Show a model's layer kinds, groups, geometry, bytes and capacity."
+    ),
+    "tiers": LazyCommand(
+        "headway.tiers.command:app", "Look into a disk tier or a shared store, check it, and empty it."
     ),
     "replay": LazyCommand(
         "headway.replay.ask.replay:replay", "Replay a request trace: what hit rate to expect, and where the tokens go."
@@ -101,7 +105,10 @@ class LazyGroup(TyperGroup):
         name, found, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
             loader = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-            loader.command(name)(COMMANDS[name].load())
+            loaded = COMMANDS[name].load()
+            if isinstance(loaded, typer.Typer):
+                return name, typer.main.get_command(loaded), rest
+            loader.command(name)(loaded)
             return name, typer.main.get_command(loader), rest
         return name, found, rest
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import queue
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,10 @@ from headway.cache import (
     SlidingWindow,
 )
 from headway.engine import EngineConfig, GenerationRequest, RunningRequest, Scheduler, Update
+from headway.engine.scheduling.lower import LowerTiers
+from headway.engine.scheduling.object_moves import ObjectMoves, object_groups
+from headway.tiers import HostTier, ObjectLayout, ObjectTiers, TierConfig
+from headway.tiers.store import Store
 
 WORLDS: dict[str, list[LayerSpec]] = {
     "full": [FullAttention("full", 8)],
@@ -43,15 +48,36 @@ class Bench:
     config: EngineConfig = field(default_factory=lambda: EngineConfig(max_batched_tokens=16, max_running=4))
     block_tokens: int | None = 4
     placement: Sequence[str] = ("prompt_end", "answer_end", "junction", "breakpoint", "boundary")
+    host_blocks: int = 0
+    stores: Sequence[tuple[TierConfig, Store]] = ()
+    write: str = "through"
 
     def __post_init__(self) -> None:
         block_tokens = None if all(isinstance(g, Recurrent) for g in self.groups) else self.block_tokens
         config = CacheConfig(self.groups, self.blocks, block_tokens=block_tokens, placement=self.placement, check=True)
         self.cache = PrefixCache(config)
-        self.device = FakeDevice(self.cache.geometry, self.blocks)
-        self.scheduler = Scheduler(self.cache, self.config)
+        self.device = FakeDevice(self.cache.geometry, self.blocks, host_blocks=self.host_blocks)
+        self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.lower = self._lower() if self.host_blocks or self.stores else None
+        self.scheduler = Scheduler(self.cache, self.config, lower=self.lower)
         self.news: list[Update] = []
         self._arrived = 0
+
+    def _lower(self) -> LowerTiers:
+        host = HostTier.beside(self.cache, self.host_blocks, self.device.move_blocks) if self.host_blocks else None
+        if not self.stores:
+            return LowerTiers(self.cache, host)
+        groups = object_groups(self.cache.geometry, self.device)
+        layout = ObjectLayout(b"weights", groups, self.cache.geometry.lookahead, stretch=8)
+        objects, moves = ObjectTiers(layout, b"key", self.stores), ObjectMoves(self.cache.geometry, self.device)
+        objects.scanned(10)
+        lower = LowerTiers(self.cache, host, objects, moves, self.write)
+        lower.post_to(self._post)
+        return lower
+
+    def _post(self, call: Callable[[], None]) -> bool:
+        self.inbox.put(call)
+        return True
 
     def request(self, tokens: Sequence[int], max_tokens: int = 4, **options: object) -> RunningRequest:
         """A request that has not been queued."""
@@ -66,10 +92,17 @@ class Bench:
         return request
 
     def step(self) -> bool:
-        """Do one step. Returns whether there was one."""
+        """Do one step, or wait for a load. Returns whether there was one."""
+        while not self.inbox.empty():
+            self.inbox.get()()
+        if self.lower is not None:
+            self.lower.work()
         scheduled = self.scheduler.schedule()
         self.news += self.scheduler.take_news()
         if scheduled is None:
+            if self.scheduler.loading:
+                self.inbox.get(timeout=30)()
+                return True
             return False
         assert 0 < scheduled.tokens <= self.config.max_batched_tokens
         try:

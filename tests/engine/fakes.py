@@ -8,14 +8,14 @@ that was reused for another prefix, overwritten too early, not copied or never w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import CacheGeometry, TableGeometry, TableKind
 from headway.engine import ModelFacts, RowAnswer, StepWork
-from headway.runtime.interface import RowFault
+from headway.runtime.interface import BlockRange, CanonicalGroup, RowFault
 
 VOCAB = 61
 EOS = 0
@@ -47,15 +47,23 @@ def _fold(entries: Sequence[int], first: int, table: TableGeometry) -> int:
 
 
 class FakeDevice:
-    """An executor. Thread-safe as far as one engine and one test need it."""
+    """An executor. Thread-safe as far as one engine and one test need it.
 
-    def __init__(self, geometry: CacheGeometry, blocks: int, seed: int = 0) -> None:
+    The objects of a group are the fingerprints of its table, eight bytes per token, or per state.
+    """
+
+    def __init__(self, geometry: CacheGeometry, blocks: int, seed: int = 0, host_blocks: int = 0) -> None:
         garbage = np.random.default_rng(seed)
         self._geometry = geometry
-        self._memory = [
-            garbage.integers(1, _PRIME, (blocks, max(1, table.block_tokens)), dtype=np.int64)
-            for table in geometry.tables
-        ]
+        self._memory, self._host = (
+            [
+                garbage.integers(1, _PRIME, (count, max(1, table.block_tokens)), dtype=np.int64)
+                for table in geometry.tables
+            ]
+            for count in (blocks, host_blocks)
+        )
+        self.fail_move: Callable[[int, int], Exception | None] = lambda out, back: None
+        self.fail_write: Callable[[], Exception | None] = lambda: None
         self.fail_when: Callable[[StepWork], bool] = lambda work: False
         self.not_finite: Callable[[StepWork], Sequence[int]] = lambda work: ()
         self.before_step: Callable[[StepWork], None] = lambda work: None
@@ -92,6 +100,52 @@ class FakeDevice:
 
     def close(self) -> None:
         self.closed.set()
+
+    @property
+    def canonical(self) -> Mapping[str, CanonicalGroup]:
+        return {
+            g.spec.name: CanonicalGroup(
+                g.spec.name, g.table.kind.value, 8, g.table.window, g.table.chunk, g.spec.lookahead, True, "fake"
+            )
+            for g in self._geometry.groups
+        }
+
+    def move_blocks(self, out: NDArray[np.int32], back: NDArray[np.int32]) -> None:
+        """Half of what is asked for is done before a failure."""
+        error = self.fail_move(len(out), len(back))
+        part = slice(None) if error is None else slice(0, None, 2)
+        for device, host in zip(self._memory, self._host, strict=True):
+            host[out[part, 1]] = device[out[part, 0]]
+            device[back[part, 1]] = host[back[part, 0]]
+        if error is not None:
+            raise error
+
+    def read_objects(self, ranges: Sequence[BlockRange]) -> Sequence[memoryview]:
+        return [memoryview(self._entries(asked)[self._places(asked)][: asked.tokens].tobytes()) for asked in ranges]
+
+    def write_objects(self, ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        """The first half of the ranges is written before a failure."""
+        error = self.fail_write()
+        most = len(ranges) if error is None else len(ranges) // 2
+        for asked, data in list(zip(ranges, objects, strict=True))[:most]:
+            blocks, slots = self._places(asked)
+            values = np.frombuffer(data, dtype=np.int64)
+            kept = blocks >= 0
+            values = np.broadcast_to(values, kept.shape)[kept]
+            self._entries(asked)[blocks[kept], slots[kept]] = values
+        if error is not None:
+            raise error
+
+    def _entries(self, asked: BlockRange) -> NDArray[np.int64]:
+        return (self._host if asked.host else self._memory)[self._geometry.group(asked.group).table.index]
+
+    def _places(self, asked: BlockRange) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Where the entries of a range are; a state is in each of its blocks."""
+        table = self._geometry.group(asked.group).table
+        if table.kind is TableKind.STATE:
+            return np.asarray(asked.blocks), np.zeros(len(asked.blocks), dtype=np.int64)
+        positions = np.arange(asked.first, asked.stop)
+        return np.asarray(asked.blocks)[positions // table.span - asked.first // table.span], positions % table.span
 
     def _copy(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
         for memory in self._memory:

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.engine.bench import WORLDS
 from tests.server.fakes import Running, running
 
-from headway.engine import EngineConfig, StepWork
+from headway.cache import CacheStats, Counters
+from headway.engine import EngineConfig, EngineCounters, EngineSnapshot, LowerStats, StepWork
+from headway.server.tier_metrics import tier_metrics
+from headway.tiers import HostCounters, ObjectGroup, ObjectLayout, ObjectTiers, Rates, TierStats
 
 Samples = dict[str, float]
 
@@ -234,7 +238,7 @@ def families(server: Running) -> set[str]:
 
 
 def test_the_page_names_every_metric(server: Running):
-    """And no others, but for those that appear with a drafter."""
+    """And no others, but for those that appear with a drafter or with lower tiers."""
     for _ in range(2):
         server.complete("Hello", max_tokens=2)
     page = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8").partition("## Metrics")[2]
@@ -242,7 +246,29 @@ def test_the_page_names_every_metric(server: Running):
     named = {_RENAMED.sub("", name) for name in re.findall(r"`((?:headway_|vllm:|http_)\w+)", page)}
     told = families(server)
     assert told <= named
-    assert named - told <= {"headway_draft_tokens", "headway_draft_accepted_tokens"}
+    more = {name for name in named - told if not name.startswith("headway_tier")} - {"headway_requests_loading"}
+    assert more <= {"headway_draft_tokens", "headway_draft_accepted_tokens"}
+
+
+def test_the_page_names_every_metric_of_lower_tiers(tmp_path: Path):
+    page = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+    named = {_RENAMED.sub("", name) for name in re.findall(r"`(headway_(?:tiers?_|requests_loading)\w*)", page)}
+    objects = ObjectTiers(ObjectLayout(b"w", (ObjectGroup("full", "prefix", 8),)), b"k" * 16, [])
+    told = TierStats("disk", 10, 1, 1, 1, 1, 1, 1, {"late": 1}, 1, "open", 1, False, 1.0)
+    lower = LowerStats(
+        CacheStats(9, 1, 0, 0, 8, 0, 3, Counters(), 0, 0), HostCounters(), replace(objects.stats(), tiers=(told,)),
+        0, Rates(), {"disk": 1},
+    )  # fmt: skip
+    objects.close()
+    now = EngineSnapshot(0, 0, EngineCounters(), CacheStats(9, 1, 0, 0, 8, 0, 3, Counters(), 0, 0), lower=lower)
+    found = list(tier_metrics(now, 512))
+    assert {_RENAMED.sub("", metric.name) for metric in found} == named
+    values = {
+        (m.name, *s.labels.values()): s.value for m in found for s in m.samples if not s.name.endswith("_created")
+    }
+    assert values["headway_tier_used_bytes", "host"] == 8 * 512
+    assert values["headway_tier_off", "disk"] == 1
+    assert values["headway_tier_failures", "disk", "late"] == 1
 
 
 def test_the_dashboard_asks_for_metrics_that_are_there(server: Running):

@@ -4,6 +4,7 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 """
 
 from headway.cache.config import CacheConfig
+from headway.cache.index.below import Below, BelowLoss
 from headway.cache.index.displaced import Displaced
 from headway.cache.index.events import (
     CheckpointReduced,
@@ -14,8 +15,10 @@ from headway.cache.index.events import (
     ResidentShrunk,
 )
 from headway.cache.index.explain import Evicted, Explanation, Loss, Reason, Waterfall
+from headway.cache.index.held import HeldBlocks
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import KeptCheckpoint, Path, PathPart
+from headway.cache.index.reclaim import Spill
 from headway.cache.index.survey import Holdings
 from headway.cache.index.usage import Counters
 from headway.cache.lease.step import StateExport, Step
@@ -41,6 +44,8 @@ __all__ = [
     "DEFAULT_PLACEMENT",
     "EVICTIONS",
     "MOST_SAMPLED",
+    "Below",
+    "BelowLoss",
     "CacheConfig",
     "CacheGeometry",
     "CacheStats",
@@ -59,6 +64,7 @@ __all__ = [
     "FullAttention",
     "GreedyDual",
     "GroupGeometry",
+    "HeldBlocks",
     "Hit",
     "Holdings",
     "KeptCheckpoint",
@@ -79,6 +85,7 @@ __all__ = [
     "ResidentGrown",
     "ResidentShrunk",
     "SlidingWindow",
+    "Spill",
     "StateExport",
     "Step",
     "Symbols",

@@ -72,7 +72,8 @@ def _check_records(edge: Edge, index: PrefixIndex) -> None:
         assert edge.trim is None
         if edge.idle:
             assert edge.resident == edge.last_checkpoint, "unreachable entries are kept"
-        first = [index.geometry.serves_from(c.position, [s.first for s in c.sections]) for c in edge.checkpoints]
+        serves = index.geometry.serves_from
+        first = [max(serves(c.position, [s.first for s in c.sections]), c.floor) for c in edge.checkpoints]
         assert first == [c.first for c in edge.checkpoints], "a checkpoint serves from elsewhere than its blocks say"
         early = [c.first for c in edge.checkpoints if c.first < c.position]
         lowest = min([*early, *(child.reach for child in edge.children.values())], default=edge.reach)
@@ -127,6 +128,9 @@ def _check_counts(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> 
                 counts.add(part.ids, part.whole, counts.users)
     for row in leases.active_rows():
         _count_lease(leases, index.geometry, row, counts)
+    for held in leases.lent:
+        for part in held.parts:
+            counts.add(part.ids, part.whole, counts.holders, counts.users)
     for state in [state for export in leases.held for state in (export.source, export.destination)]:
         counts.add(state, True, counts.holders, counts.users)
     assert pool.used == counts.settle(), "wrong count of used blocks"
@@ -175,6 +179,8 @@ def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) ->
         written: list[Ids] = []
         for row in leases.active_rows():
             first = int(leases.computed[row]) // table.span if table.span else 0
+            if table.kind in (TableKind.WINDOW, TableKind.CHUNK):  # where a lease reads back, it begins further on
+                first = max(first, int(leases.owned[table.index, row]))
             written.append(leases.blocks[table.index][row, first : int(leases.filled[table.index, row])])
         ids = np.concatenate(written) if written else np.empty(0, dtype=np.int32)
         assert _distinct(ids, index.pool.blocks), "two leases may write one block"

@@ -19,7 +19,7 @@ import hashlib
 import io
 import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,22 +29,26 @@ from numpy.typing import ArrayLike
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
 from headway.cache.guard import Clock, Guarded, guarded
+from headway.cache.index.below import Below
 from headway.cache.index.displaced import find_displaced
 from headway.cache.index.edge import FAR, Edge
 from headway.cache.index.events import Event
 from headway.cache.index.explain import Explanation, Reason, Waterfall, explain_match
+from headway.cache.index.held import HeldBlocks
 from headway.cache.index.hit import Hit
 from headway.cache.index.path import Path, describe_path
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
+from headway.cache.index.reclaim import Spill
 from headway.cache.index.survey import Holdings, survey
-from headway.cache.index.tree import NAMESPACE_BYTES
 from headway.cache.index.usage import Counters
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
 from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, Lease, LeaseTable
+from headway.cache.lease.transfer import Transfers
+from headway.cache.namespaces import Namespaces, digest_of
 from headway.cache.policy.placement import Placement
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.geometry import Ids
@@ -56,10 +60,6 @@ __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
 _NAMESPACES_COMPARED = 16
 """Other namespaces in which a prompt is looked for to explain what does not match: the latest ones."""
-_LONGEST_NAME = 256
-"""Characters beyond which the name of a namespace is remembered by its digest: clients choose cache salts."""
-_NAMESPACES_KEPT = 1024
-"""Names of namespaces that are remembered in any case."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,16 @@ class PrefixCache(Guarded):
         counters: What happened to checkpoints and blocks so far; a live object, not to be changed.
     """
 
-    def __init__(self, config: CacheConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: CacheConfig, *, clock: Callable[[], float] = time.monotonic, beside: PrefixCache | None = None
+    ) -> None:
         """Make an empty cache.
 
         Args:
             config: Groups, memory and policies.
             clock: Seconds, for pins and for the age of evictions.
+            beside: A cache of the same prompts in another memory: both know namespaces and media by the same numbers,
+                so that a prompt for one is a prompt for the other.
 
         Raises:
             ConfigError: A configuration that cannot work; the message says what to change.
@@ -170,9 +174,10 @@ class PrefixCache(Guarded):
         self._extender = Extender(*parts, config.exports_inside)
         self._committer = Committer(*parts, config.pin_seconds)
         self._opener = Opener(*parts, self._committer, config.cost)
-        self._namespaces: dict[tuple[str, str, str] | bytes, int] = {("", "", ""): 0}
-        self._namespaces_given = 0
-        self._symbols = SymbolTable()
+        self._transfers = Transfers(*parts, self._opener, self._extender)
+        self._namespaces: Namespaces = Namespaces() if beside is None else beside._namespaces
+        self._namespaces.watch(self._index.tree.roots)
+        self._symbols: SymbolTable = SymbolTable() if beside is None else beside._symbols
         self.tables, self.waterfall, self.counters = self._leases.blocks, Waterfall(), self._index.usage.counters
 
     # ---- prompts
@@ -184,16 +189,7 @@ class PrefixCache(Guarded):
         An id is never given out twice. It is remembered while anything is known in its namespace; ask for it again for
         every prompt instead of keeping it.
         """
-        name = (model, adapter, salt)
-        long = len(model) + len(adapter) + len(salt) > _LONGEST_NAME
-        key = hashlib.sha256(repr(name).encode()).digest() if long else name
-        if key not in self._namespaces:
-            if len(self._namespaces) > 2 * len(self._index.tree.roots) + _NAMESPACES_KEPT:
-                known = self._index.tree.roots
-                self._namespaces = {k: n for k, n in self._namespaces.items() if n in known or n == 0}
-            self._namespaces_given += 1
-            self._namespaces[key] = self._namespaces_given
-        return self._namespaces[key]
+        return self._namespaces.number((model, adapter, salt))
 
     @guarded
     def namespace_name(self, namespace: int) -> tuple[str, str, str] | None:
@@ -201,10 +197,16 @@ class PrefixCache(Guarded):
 
         O(1) for one that was given out lately, O(namespaces) for an old one.
         """
-        for name, number in reversed(self._namespaces.items()):
-            if number == namespace:
-                return None if isinstance(name, bytes) else name
-        return None
+        name = self._namespaces.name(namespace)
+        return None if isinstance(name, bytes) else name
+
+    def namespace_digest(self, namespace: int) -> bytes | None:
+        """A digest of a known namespace's name, which is the same in every process; None if the name is forgotten.
+
+        May be called by what `spill` calls.
+        """
+        name = self._namespaces.name(namespace)
+        return None if name is None else digest_of(name)
 
     @guarded
     def symbols(self, tokens: TokenIds, media: Sequence[Media] = ()) -> Symbols:
@@ -291,15 +293,116 @@ class PrefixCache(Guarded):
         Raises:
             UnservableError: The pool could never hold the prompt. Nothing has changed.
         """
-        hit = self._true_now(hit, prompt)
+        hit, explanation = self._settle(self._true_now(hit, prompt), least_hit)
+        self.waterfall.add(explanation)
+        row = self._opener.open(hit, explanation, Below(), own_blocks=own_blocks)
+        return Lease(self._leases, row)
+
+    def _settle(self, hit: Hit, least_hit: int) -> tuple[Hit, Explanation]:
+        """What of a hit, which is true now, a lease takes: all of it or nothing; and why.
+
+        Raises:
+            UnservableError: The pool could never hold the prompt.
+        """
         affordable = self._opener.admit(hit)
         explanation = self._explain(hit)
         if not affordable or hit.tokens < least_hit:
             hit = replace(hit, tokens=0, kind="", checkpoint=None)
             explanation = explanation.without_hit(Reason.COMPUTED_ANEW if affordable else Reason.NO_ROOM)
-        self.waterfall.add(explanation)
-        row = self._opener.open(hit, explanation, own_blocks=own_blocks)
-        return Lease(self._leases, row)
+        return hit, explanation
+
+    # ---- other memories
+
+    @guarded
+    def lease_below(
+        self, prompt: Prompt, below: Below, hit: Hit | None = None, *, asked: bool = True, least_hit: int = 0
+    ) -> tuple[Lease, Step | None]:
+        """`lease` for a prompt of which another memory has more, or was to have it.
+
+        Args:
+            prompt: The prompt.
+            below: What can be read back behind the hit, and what could not be.
+            hit: As for `lease`.
+            asked: A request asks for it. Else a checkpoint is only moved here, from a memory above: it says nothing of
+                what is wanted, and is no line of the waterfall.
+            least_hit: As for `lease`, where nothing is read back.
+
+        Returns:
+            The lease, and the step that reads back: fill the blocks that `tables` has for tokens [start, start + count)
+            of its row (of windows and chunks what resuming at the end of the step needs, and the running state) after
+            its copies and before its exports, then `commit` or `fail` it. None where there is nothing to read, or no
+            room for it now: then the lease is one that computes.
+
+        Raises:
+            UnservableError: The pool could never hold the prompt. Nothing has changed.
+            LeaseError: A position that cannot be read back. Nothing has changed.
+        """
+        hit = self._true_now(hit, prompt)
+        self._transfers.check(hit, below)
+        hit, explanation = self._settle(hit, 0 if below.position else least_hit)
+        if not self._transfers.fits(hit, below.position):
+            explanation = explanation.without_room(below.position)
+            below = replace(below, position=0)
+        explanation = explanation.with_below(below)
+        if asked:
+            self.waterfall.add(explanation)
+        row = self._opener.open(hit, explanation, below, asked=asked)
+        step = self._transfers.begin(row, below) if below.position else None
+        return Lease(self._leases, row), step
+
+    @guarded
+    def has_room(self, hit: Hit, position: int) -> bool:
+        """Whether there is room now to read back, behind a hit, up to `position`; evicting counts as room."""
+        return self._transfers.fits(self._true_now(hit, hit.prompt), position)
+
+    @guarded
+    def hold_hit(self, hit: Hit) -> HeldBlocks:
+        """Keep the blocks under a hit as they are until `release_hit`, whatever is evicted, forgotten or reset.
+
+        For copying them to another memory. They count as leased.
+
+        Raises:
+            LeaseError: The hit has no tokens, or is another cache's.
+        """
+        return self._transfers.hold(self._true_now(hit, hit.prompt))
+
+    @guarded
+    def release_hit(self, held: HeldBlocks) -> None:
+        """Undo `hold_hit`.
+
+        Raises:
+            LeaseError: It is not held.
+        """
+        self._transfers.release(held)
+
+    @guarded
+    def lend(self, hit: Hit) -> None:
+        """A request that runs on another memory takes from here what `hit` says: learn from it as from a lease.
+
+        What it takes has a copy there from now on: here it goes first, until `keep` is told that the copy goes.
+        """
+        hit = self._true_now(hit, hit.prompt)
+        self._index.usage.miss(hit.at, hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1))
+        if hit.tokens and hit.checkpoint is not None:
+            at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
+            self._opener.resume(hit, at, hit.checkpoint)
+            self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, True)
+
+    @guarded
+    def keep(self, hit: Hit) -> None:
+        """The copy that another memory has of what `hit` says is about to go: here it counts again."""
+        hit = self._true_now(hit, hit.prompt)
+        if hit.tokens and hit.checkpoint is not None:
+            at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
+            self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, False)
+
+    def spill(self, take: Callable[[Spill], None] | None) -> None:
+        """Call `take` with every checkpoint that is about to be evicted, while its blocks still are what they were.
+
+        It is called in the middle of other calls: it may read and copy blocks, and must neither use this cache nor
+        raise. What is forgotten or reset is not told. None ends it.
+        """
+        self._index.reclaim.take = take
 
     @guarded
     def reach(self, hit: Hit, row: int) -> int:
@@ -596,7 +699,7 @@ class PrefixCache(Guarded):
         tops = [child for root in self._index.tree.roots.values() for child in root.children.values()]
         report = self._forget(tops, "reset", self._leases.active_rows())
         self._symbols.forget()
-        self._namespaces = {("", "", ""): 0}
+        self._namespaces.forget()
         return report
 
     def _forget(self, tops: list[Edge], cause: str, rows: Sequence[int]) -> ResetReport:
@@ -661,7 +764,7 @@ class PrefixCache(Guarded):
         """Memory and events. O(1), but for the bytes of the rows of leases."""
         self._index.reclaim.expire_pins()
         pool, index = self._pool, self._index
-        fixed = pool.nbytes + self._leases.nbytes + _NAMESPACES_KEPT * NAMESPACE_BYTES
+        fixed = pool.nbytes + self._leases.nbytes + self._namespaces.nbytes
         return CacheStats(
             blocks=pool.blocks,
             free=pool.free,
@@ -675,12 +778,25 @@ class PrefixCache(Guarded):
             bookkeeping_limit=fixed + self._symbols.limit + max(index.tree.nbytes, index.reclaim.keep.hard_bytes),
         )
 
+    def kept(self) -> Iterator[Spill]:
+        """All that requests can resume from, what is worth most for its memory first; of paths, where they end.
+
+        For writing it elsewhere before the cache is given up: nothing else may use it meanwhile. Ends of messages come
+        before ends of answers, which only the next turn of the same conversation uses. O(everything that is kept).
+        """
+        return self._index.reclaim.kept()
+
     @guarded
     def holdings(self) -> Holdings:
         """What the blocks hold, and which checkpoints there are. Changes nothing; O(everything that is kept)."""
         return survey(self._index)
 
     # ---- copies
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What was written, with a registry of namespaces of its own."""
+        super().__setstate__(state)
+        self._namespaces.watch(self._index.tree.roots)
 
     def __copy__(self) -> PrefixCache:
         """Refused: a shallow copy would count the same blocks twice.
@@ -704,6 +820,8 @@ class PrefixCache(Guarded):
         """
         if self._leases.running:
             raise LeaseError(f"{self._leases.running} leases run: end them before saving the cache")
+        if self._leases.lent:
+            raise LeaseError(f"{len(self._leases.lent)} hits are held: release them before saving the cache")
         try:
             body = pickle.dumps(vars(self) | {"_lock": None}, protocol=5)
         except (AttributeError, TypeError, pickle.PicklingError) as error:

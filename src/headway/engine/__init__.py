@@ -38,6 +38,7 @@ from headway.engine.stats import (
     EngineCounters,
     EngineSnapshot,
     EngineSurvey,
+    LowerStats,
     Observer,
     RequestView,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "FairQueue",
     "GenerationRequest",
     "HubTokenizer",
+    "LowerStats",
     "ModelFacts",
     "NotFiniteError",
     "Observer",

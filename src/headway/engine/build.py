@@ -19,6 +19,7 @@ from headway.cache import CacheConfig, CacheGeometry, LayerSpec, PrefixCache
 from headway.engine.config import EngineConfig
 from headway.engine.engine import Engine, ModelFacts
 from headway.engine.executor import Executor
+from headway.engine.lower_build import lower_tiers
 from headway.engine.ranks.drafting import DraftSource, ReadyDrafter, planner_of, require_verifiable, speculator_of
 from headway.engine.ranks.driver import RankedExecutor, RankGroup
 from headway.engine.ranks.in_process import LocalExecutor
@@ -30,6 +31,7 @@ from headway.engine.tokenizer import HubTokenizer
 from headway.errors import ConfigError
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.identity import weights_identity
 from headway.runtime.loading import (
     LoadedModel,
     end_tokens,
@@ -116,12 +118,14 @@ def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = la
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
     cache = PrefixCache(_cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
     runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, cache.config.blocks, check.single_steps)
+    host = _host_blocks(config, cache.geometry)
     if drafter is not None:
         progress("measuring what a draft costs")
-    whole = _Model(loaded.name, loaded.layout, loaded.tokenizer, end_tokens(loaded), check)
+    source = str(loaded.folder or loaded.name)
+    whole = _Model(loaded.name, loaded.layout, loaded.tokenizer, end_tokens(loaded), check, source)
     grammars = whole.grammars(config)
     speculator, measured = speculator_of(drafts, runner, drafter, config.max_running, grammars=grammars)
-    return whole.on(cache, LocalExecutor(runner, speculator, grammars), config, measured, grammars)
+    return whole.on(cache, LocalExecutor(runner, speculator, grammars, host), config, measured, grammars)
 
 
 def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress) -> BuiltEngine:
@@ -143,7 +147,7 @@ def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress
         progress("making room for the cache on every rank")
         cache = PrefixCache(_cache_config(layout, config, _memory(loaded, config), drafter))
         measured = _make_room(executor, cache, config, check)
-        whole = _Model(name, layout, tokenizer, loaded[0].eos, check)
+        whole = _Model(name, layout, tokenizer, loaded[0].eos, check, source)
         return whole.on(cache, executor, config, measured, whole.grammars(config))
     except BaseException:
         executor.close()
@@ -152,13 +156,18 @@ def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress
 
 @dataclass(frozen=True)
 class _Model:
-    """What is known of a model, wherever its weights are."""
+    """What is known of a model, wherever its weights are.
+
+    Attributes:
+        source: Where its weights are, as for `load_model`.
+    """
 
     name: str
     layout: ModelLayout
     tokenizer: PreTrainedTokenizerBase
     eos: tuple[int, ...]
     check: SelfCheck
+    source: str | None
 
     def grammars(self, config: EngineConfig) -> Grammars:
         """Forms of answers in the model's tokens. On a tokenizer of their own: it is read by other threads."""
@@ -188,9 +197,33 @@ class _Model:
             decode_all=shown,
         )
         planner = planner_of(measured)
-        engine = Engine(cache, executor, config, facts, planner=planner)
+        lower = lower_tiers(
+            cache,
+            executor,
+            config.tiers,
+            _host_blocks(config, cache.geometry),
+            partial(_identity, self.source, DraftSource.of(config)),
+            self.name,
+        )
+        engine = Engine(cache, executor, config, facts, planner=planner, lower=lower)
         room = capacity(cache.config.blocks, cache.geometry)
         return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)
+
+
+def _identity(source: str | None, drafts: DraftSource) -> bytes:
+    """Which weights compute entries: the model's, and those of a drafter that has its own.
+
+    Raises:
+        ModelError: Nothing tells them.
+    """
+    path = resolve_source(source)[1]
+    return weights_identity(path) + drafts.identity(Path(path) if Path(path).is_dir() else None)
+
+
+def _host_blocks(config: EngineConfig, geometry: CacheGeometry) -> int:
+    """Blocks in the host memory of every rank."""
+    asked = config.tiers.host_memory
+    return 0 if asked is None else blocks_that_fit(asked, geometry)
 
 
 def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) -> EngineConfig:
@@ -283,6 +316,7 @@ def _make_room(
         interleave=parallel.interleave,
         single_steps=check.single_steps,
         max_running=config.max_running,
+        host_blocks=_host_blocks(config, cache.geometry),
     )
     made = executor.prepare(cache.geometry, room)
     planned = capacity(cache.config.blocks, cache.geometry).bytes

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_placement
+from headway.engine.tier_options import TierOptions
 from headway.errors import ConfigError
 from headway.option_records import Written, option
 from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule, require_ranks, require_stripes
@@ -118,12 +119,13 @@ _MODEL, _CACHE, _DRAFTS, _LIMITS = "Model", "Cache", "Speculative decoding", "Ba
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine computes and what it keeps: options of `headway serve`, each with what it means, and four more.
+    """How an engine computes and what it keeps: options of `headway serve`, each with what it means, and five more.
 
     Attributes:
         memory: Bytes for the block pool, of every rank; None chooses from what the device has free.
         placement: See `headway.cache.CacheConfig`. The ends of answers need not lie on `checkpoint_alignment`.
         parallel: The ranks that compute.
+        tiers: What lies below the memory of the cache.
         step_price: For a model that continues token by token only: how many tokens of a prompt, computed in one piece,
             take as long as one such step. Its prompts are computed in one step, and so are limited by
             `max_batched_tokens` less one token for each of the other running requests. None for all other models.
@@ -189,6 +191,7 @@ class EngineConfig:
         ),
     ] = DEFAULT_WAIT_TOKENS
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    tiers: TierOptions = field(default_factory=TierOptions)
     step_price: float | None = None
     max_retries: int = 2
     check: bool = False

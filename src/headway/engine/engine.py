@@ -32,6 +32,7 @@ from headway.engine.handle import RequestHandle, wake_readers
 from headway.engine.request import GenerationRequest, RunningRequest, Update
 from headway.engine.scheduling.admission import length_limit, require_servable
 from headway.engine.scheduling.drafts import DraftPlanner
+from headway.engine.scheduling.lower import LowerTiers
 from headway.engine.scheduling.scheduler import Scheduler
 from headway.engine.scheduling.step import ScheduledStep
 from headway.engine.stats import EngineSnapshot, EngineSurvey, Observer, RequestView
@@ -92,6 +93,7 @@ class Engine:
         model: ModelFacts,
         observer: Observer | None = None,
         planner: DraftPlanner | None = None,
+        lower: LowerTiers | None = None,
     ) -> None:
         """Prepare an engine; `start` makes it run.
 
@@ -102,7 +104,7 @@ class Engine:
         self.max_model_len = length_limit(cache, config, model.max_model_len)
         self.model = model
         self.observer = observer
-        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=model.long_rope)
+        self._scheduler = Scheduler(cache, config, planner=planner, long_rope=model.long_rope, lower=lower)
         self._executor = executor
         self._handles: dict[str, tuple[RunningRequest, RequestHandle]] = {}
         self._inbox: deque[Callable[[], None]] = deque()
@@ -114,6 +116,8 @@ class Engine:
         self._failure: BaseException | None = None
         self._interruption: str | None = None
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
+        if lower is not None:
+            lower.post_to(self._post)
         self._last_snapshot = self._take_snapshot()
 
     @property
@@ -210,16 +214,22 @@ class Engine:
 
         Raises:
             EngineStoppedError: The engine has stopped.
-            TimeoutError: A step took longer than `timeout` seconds.
+            TimeoutError: A step took longer than `timeout` seconds, or a lower tier.
+            IncompleteError: A lower tier did not say that all is gone. Requests of this server do not get it any more.
         """
 
-        def reset() -> ResetReport:
+        def reset() -> tuple[ResetReport, Future[None] | None]:
+            lower = self._scheduler.lower
             report = self._scheduler.cache.reset()
+            below = None if lower is None else lower.reset()
             if self.observer is not None:
                 self.observer.forgotten(None)
-            return report
+            return report, below
 
-        return self._call(reset, timeout)
+        report, below = self._call(reset, timeout)
+        if below is not None:
+            below.result(timeout)
+        return report
 
     def unpin(self, tokens: NDArray[np.int32], salt: str, timeout: float | None = 60.0) -> bool:
         """End the pin at the end of a prefix. Returns whether there was one.
@@ -313,12 +323,14 @@ class Engine:
         try:
             while self._take_commands():
                 if self._scheduler.idle:
+                    self._write_below()
                     self._look_after_ranks()
                     continue
-                scheduled = self._scheduler.schedule()
+                scheduled = self._schedule()
                 self._publish(self._scheduler.take_news())
                 if scheduled is not None:
                     self._publish(self._step(scheduled))
+                self._write_below()
         except BaseException as error:
             told = isinstance(error, HeadwayError)  # the message says all: where it was raised helps nobody
             logger.error("the engine has failed: %s", error, exc_info=None if told else error)
@@ -329,12 +341,32 @@ class Engine:
     def _take_commands(self) -> bool:
         """Do what others asked for, waiting a little if there is nothing else to do. Returns whether to go on."""
         with self._wakeup:
-            self._wakeup.wait_for(lambda: self._inbox or self._stopping or not self._scheduler.idle, _LOOK_SECONDS)
+            self._wakeup.wait_for(lambda: self._inbox or self._stopping or self._has_work, _LOOK_SECONDS)
             commands, stopping = list(self._inbox), self._stopping
             self._inbox.clear()
         for command in commands:
             command()
         return not stopping
+
+    @property
+    def _has_work(self) -> bool:
+        lower = self._scheduler.lower
+        return not self._scheduler.idle or (lower is not None and lower.busy)
+
+    def _schedule(self) -> ScheduledStep | None:
+        try:
+            return self._scheduler.schedule()
+        except RanksLostError as error:
+            self._lose_ranks(error)
+            return None
+
+    def _write_below(self) -> None:
+        """Read some of what is to be written to lower tiers."""
+        if (lower := self._scheduler.lower) is not None:
+            try:
+                lower.work()
+            except RanksLostError as error:
+                self._lose_ranks(error)
 
     def _step(self, scheduled: ScheduledStep) -> list[Update]:
         started = time.monotonic()
@@ -348,6 +380,9 @@ class Engine:
         except Exception as error:
             logger.exception("a step of %d requests failed", len(scheduled.requests))
             return self._scheduler.fail(scheduled, error)
+        seconds = time.monotonic() - started
+        if self._scheduler.lower is not None:
+            self._scheduler.lower.measure(scheduled.work.step, seconds)
         news = self._scheduler.complete(scheduled, output)
         if self.observer is not None:
             self.observer.step_done(time.monotonic() - started, scheduled.tokens)
@@ -375,6 +410,8 @@ class Engine:
         ended = RequestFailedError(f"the computation was lost, send the request again: {error}")
         self._publish(scheduler.reject_all(ended, waiting=False))
         scheduler.cache.reset()
+        if scheduler.lower is not None:
+            scheduler.lower.ranks_lost()
         if policy == "exit":
             raise error
         if self._stopping:
@@ -425,6 +462,8 @@ class Engine:
             cache=copy.deepcopy(self._scheduler.cache.stats()),
             drafter=scheduler.drafter,
             held=scheduler.held,
+            loading=scheduler.loading,
+            lower=None if scheduler.lower is None else copy.deepcopy(scheduler.lower.stats()),
         )
         return self._last_snapshot
 
@@ -455,6 +494,8 @@ class Engine:
         for _, handle in left:
             handle.fail(error)
         wake_readers(handle for _, handle in left)
+        if self._scheduler.lower is not None:
+            self._scheduler.lower.close(self.config.tiers.tier_grace if self._failure is None else 0.0)
         self._executor.close()
 
     def _post(self, command: Callable[[], None]) -> bool:

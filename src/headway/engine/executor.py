@@ -8,7 +8,7 @@ step, so that only token ids travel back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import Step
-from headway.runtime.interface import RowAnswer, SampleRow
+from headway.runtime.interface import BlockRange, CanonicalGroup, RowAnswer, SampleRow
 
-__all__ = ["Executor", "StepWork"]
+__all__ = ["BlockRange", "CanonicalGroup", "Executor", "StepWork"]
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -55,7 +55,16 @@ class StepWork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Executor(Protocol):
-    """Something that computes steps, one at a time."""
+    """Something that computes steps, one at a time, and moves what they have computed between them.
+
+    Attributes:
+        canonical: What the objects of each cache group are, by its name.
+    """
+
+    @property
+    def canonical(self) -> Mapping[str, CanonicalGroup]:
+        """See the class; known once there is room for the cache."""
+        ...
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
         """Copy, compute, export and sample, in this order. Returns one record per row of the step.
@@ -77,6 +86,35 @@ class Executor(Protocol):
 
         Raises:
             Exception: That is not possible.
+        """
+
+    def move_blocks(self, out: Int32s, back: Int32s) -> None:
+        """Copy whole blocks on every rank between its device and its host memory. Done when it returns.
+
+        Args:
+            out: int32 [k, 2], (block of the device, block of host memory) to copy out; all of these come first.
+            back: int32 [k, 2], (block of host memory, block of the device) to copy back.
+
+        Raises:
+            RanksLostError: As for `run`.
+            Exception: It failed. Blocks that it was to write hold anything.
+        """
+
+    def read_objects(self, ranges: Sequence[BlockRange]) -> Sequence[memoryview]:
+        """Read the object of each range: the canonical bytes of all ranks together.
+
+        Raises:
+            RanksLostError: As for `run`.
+            Exception: It failed; nothing has changed.
+        """
+        ...
+
+    def write_objects(self, ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        """Write an object to the blocks of each range. No other bytes of these blocks change.
+
+        Raises:
+            RanksLostError: As for `run`.
+            Exception: It failed. Blocks that it was to write hold anything.
         """
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.cache import Explanation, Hit, Lease, Prompt, Wish
+from headway.engine.fetched import Fetched
 from headway.engine.text import CONTEXT_TOKENS, Decode, TextStream
 from headway.errors import HeadwayError
 from headway.runtime.interface import GREEDY, Constraint, RowAnswer, SamplingParams, TokenLogprob
@@ -132,6 +133,7 @@ class RequestResult:
         pin: The pin that was asked for and what became of it; None if none was, or nothing is kept at all.
         kept_tokens: Tokens of the prompt that the same prompt would have reused right behind the first token of this
             answer; `cached_tokens` where that was not asked for.
+        loaded: Of the cached tokens those that were read back from lower tiers of memory, by tier.
     """
 
     finish_reason: str
@@ -151,6 +153,7 @@ class RequestResult:
     settled: tuple[int, int] = (0, 0)
     pin: Wish | None = None
     kept_tokens: int = 0
+    loaded: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ class RunningRequest:
         lease: Its hold on memory while it runs.
         long: Whether that lease began with the long set of rotary frequencies (`headway.runtime.interface.LongRope`).
         cached_tokens: Prompt tokens found at first admission, or None before.
+        loaded: Of these, tokens that were read back from lower tiers of memory, by tier.
         waited_from: Prompt tokens that were cached when it began to wait for another to compute more, or None.
         waited_tokens: Tokens that were cached beyond that at first admission.
         resumed_from: Kind of checkpoint that they came from.
@@ -213,6 +217,7 @@ class RunningRequest:
         marked: Whether its lease was told to remember a place before a text that was not settled.
         scored: Log probabilities of the prompt's tokens from the second on, as far as they are known.
         kept_tokens: See `RequestResult`.
+        fetched: What disks and stores gave it for its next lease; None before they were asked.
     """
 
     request: GenerationRequest
@@ -228,6 +233,7 @@ class RunningRequest:
     lease: Lease | None = None
     long: bool = False
     cached_tokens: int | None = None
+    loaded: dict[str, int] = field(default_factory=dict)
     waited_from: int | None = None
     waited_tokens: int = 0
     resumed_from: str = ""
@@ -247,6 +253,7 @@ class RunningRequest:
     marked: bool = False
     scored: list[TokenLogprob] = field(default_factory=list)
     kept_tokens: int = 0
+    fetched: Fetched | None = None
     _prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
@@ -390,6 +397,7 @@ class RunningRequest:
             settled=self.text.settled,
             pin=next((wish for wish in self.wishes if wish.kind == "pin"), None),
             kept_tokens=max(self.kept_tokens, self.cached_tokens or 0),
+            loaded=dict(self.loaded),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from headway.cache import CacheStats, Holdings
 from headway.engine.request import RequestResult, RunningRequest, Timings
+from headway.tiers import HostCounters, Rates, TiersStats
 
 __all__ = [
     "TOKEN_SECONDS",
@@ -16,6 +17,7 @@ __all__ = [
     "EngineCounters",
     "EngineSnapshot",
     "EngineSurvey",
+    "LowerStats",
     "Observer",
     "RequestView",
 ]
@@ -58,6 +60,7 @@ class EngineCounters:
         requests: Requests admitted.
         prompt_tokens: Tokens of their prompts.
         hit_tokens: Of these, tokens that were cached.
+        loaded_tokens: Tokens that were read back from lower tiers of memory, at first and later admissions, by tier.
         waits: Requests that waited for another to compute tokens that both need.
         waited_tokens: Of `hit_tokens`, tokens that were cached thanks to that.
         lost_tokens: Prompt tokens that were not cached, by the cache's reason. With `hit_tokens` they add up to
@@ -83,6 +86,7 @@ class EngineCounters:
     requests: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    loaded_tokens: Counter[str] = field(default_factory=Counter)
     waits: int = 0
     waited_tokens: int = 0
     lost_tokens: Counter[str] = field(default_factory=Counter)
@@ -137,6 +141,27 @@ class EngineCounters:
 
 
 @dataclass(frozen=True)
+class LowerStats:
+    """What lies below, at one moment.
+
+    Attributes:
+        host: The cache of host memory, or None.
+        host_moves: What was moved to and from it.
+        objects: Disks and stores, or None.
+        waiting: Checkpoints that wait to be read for them.
+        rates: How long computing and moves take, and how wrong that was.
+        failures: Copies that failed, by tier.
+    """
+
+    host: CacheStats | None
+    host_moves: HostCounters
+    objects: TiersStats | None
+    waiting: int
+    rates: Rates
+    failures: dict[str, int]
+
+
+@dataclass(frozen=True)
 class EngineSnapshot:
     """The engine at one moment.
 
@@ -144,9 +169,11 @@ class EngineSnapshot:
         running: Requests that run.
         waiting: Requests that wait.
         held: Of these, requests that wait for another to compute what both need.
+        loading: Of these, requests that wait for what disks and shared stores have of their prompts.
         counters: A copy of the totals.
         cache: Memory and events of the cache.
         drafter: Name of the drafter, or None.
+        lower: What lies below the device's memory, or None.
     """
 
     running: int
@@ -155,6 +182,8 @@ class EngineSnapshot:
     cache: CacheStats
     drafter: str | None = None
     held: int = 0
+    loading: int = 0
+    lower: LowerStats | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MOST_DRAFT_TOKENS",
     "AcceptanceRule",
+    "BlockRange",
+    "CanonicalGroup",
     "Constraint",
     "LongRope",
     "RowAnswer",
@@ -270,6 +272,57 @@ class AcceptanceRule(StrEnum):
     MATCH = "match"
     TOKEN = "token"
     BLOCK = "block"
+
+
+@dataclass(frozen=True)
+class BlockRange:
+    """Where the content of an object lies: entries of a run of tokens, or one state, of one cache group.
+
+    Attributes:
+        group: Name of the group.
+        first: First token; of a state its position.
+        stop: Behind the last token; of a state its position as well.
+        blocks: int32, block ids of the block indices [first // span, ceil(stop / span)) of the group's table; of a
+            state its blocks, in order. Where -1 stands for one, what it would hold is not written.
+        host: Whether they are blocks of host memory, and not of the device.
+    """
+
+    group: str
+    first: int
+    stop: int
+    blocks: Int32s
+    host: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose entries it holds; 1 for a state."""
+        return max(1, self.stop - self.first)
+
+
+@dataclass(frozen=True)
+class CanonicalGroup:
+    """What the objects of a cache group are, whatever ranks compute it (`headway.runtime.forward.canonical`).
+
+    Attributes:
+        name: The group's name.
+        kind: `prefix`, `window`, `chunk` or `state`.
+        bytes: Bytes of one token, or of one state, over all ranks.
+        window: Tokens that a query sees, of windows; else 0.
+        chunk: Tokens of a chunk, of chunks; else 0.
+        lookahead: Later tokens that an entry also depends on.
+        certified: Whether ranks in any number read the same bytes. If not, only the same layout of ranks can.
+        family: Two groups with the same text here hold the same fields in the same order: it belongs into the keys of
+            objects. It names the layout of ranks where the form is not certified.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    window: int
+    chunk: int
+    lookahead: int
+    certified: bool
+    family: str
 
 
 def require_ranks(tp: int, dcp: int, interleave: int) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,6 +46,11 @@ _ModelSource = Annotated[
 ]
 _BodyLimit = Annotated[str, option("Batches and limits", "Largest body of a request.")]
 
+_WRITTEN = {
+    "through": "when something is kept",
+    "selective": "when something is used again",
+    "back": "when memory gives it up",
+}
 _SERVER = "Server"
 
 
@@ -341,6 +347,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
         console.print(
             f"  drafts: {built.drafts.name}, up to {counted(built.drafts.most, 'token')}, judged by {config.draft_rule}"
         )
+    for line in _told_below(built):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"  checkpoints at: {', '.join(config.placement)}")
     console.print(f"  evicted by {config.eviction}")
     host, port = listener.getsockname()[:2]
@@ -357,6 +365,21 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
         soft_wrap=True,
     )
     console.print(f"Watch it in a browser: http://{shown}:{port}/\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _told_below(built: BuiltEngine) -> Iterator[str]:
+    """What lies below the cache's memory, a line each."""
+    lower = built.engine.snapshot().lower
+    if lower is None:
+        return
+    if lower.host is not None:
+        size = lower.host.blocks * built.engine.cache.geometry.block_bytes
+        ratio = lower.host.blocks / built.engine.cache.config.blocks
+        yield f"host memory: {format_bytes(size)} per rank, {ratio:.1f} times what the device has"
+    for tier in () if lower.objects is None else lower.objects.tiers:
+        limit = "as much as it takes" if tier.capacity is None else format_bytes(tier.capacity)
+        found = f"{counted(tier.checkpoints, 'checkpoint')} in {format_bytes(tier.used_bytes)} found"
+        yield f"{tier.name}: {limit}, {found}; written {_WRITTEN[built.engine.config.tiers.tier_write]}"
 
 
 def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, flags: _ServerFlags) -> None:

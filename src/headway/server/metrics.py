@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.engine import Engine, EngineSnapshot, RequestResult
 from headway.server.kv_publisher import KvEventPublisher
+from headway.server.tier_metrics import tier_metrics
 from headway.server.vllm_metrics import VllmMetrics
 from headway.tell.metrics import METRICS, Values, cache_values, waterfall_values
 
@@ -106,7 +107,9 @@ class Metrics(Collector):
         """Totals and levels of this moment."""
         now = self._engine.snapshot()
         yield from _requests(now)
-        yield from _cache(values_of(now, self._engine.cache.geometry.block_bytes))
+        block_bytes = self._engine.cache.geometry.block_bytes
+        yield from _cache(values_of(now, block_bytes))
+        yield from tier_metrics(now, block_bytes)
         yield from _tokens(now)
         if self._kv_events is not None:
             yield from _published(self._kv_events)

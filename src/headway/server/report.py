@@ -53,6 +53,7 @@ def headway_report(
     return {
         "prompt_tokens": result.prompt_tokens,
         "cached_tokens": result.cached_tokens,
+        "loaded_tokens": result.loaded,
         "waited_tokens": result.waited_tokens,
         "resumed_from": result.resumed_from or None,
         "matched_tokens": matched,

@@ -98,7 +98,7 @@ class VllmMetrics:
         computed = counters.prompt_tokens - counters.hit_tokens
         yield self._gauge("num_requests_running", "Requests that run.", {"": now.running})
         yield self._gauge("num_requests_waiting", "Requests that wait.", {"": now.waiting})
-        reasons = {"capacity": now.waiting - now.held, "deferred": now.held}
+        reasons = {"capacity": now.waiting - now.held - now.loading, "deferred": now.held + now.loading}
         text = "Requests that wait, for room (capacity), or for another to compute what both need (deferred)."
         yield self._gauge("num_requests_waiting_by_reason", text, reasons, "reason")
         used = (cache.leased + cache.pinned) / cache.blocks

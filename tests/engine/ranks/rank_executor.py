@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
@@ -11,8 +11,11 @@ from transformers import PreTrainedModel
 
 from headway.cache import CacheGeometry
 from headway.engine import RowAnswer, StepWork
+from headway.engine.executor import BlockRange, CanonicalGroup, Int32s
 from headway.engine.ranks.in_process import LocalExecutor
-from headway.engine.ranks.messages import compact, decode, encode
+from headway.engine.ranks.messages import Answer, ReadPortions, WritePortions, compact, decode, encode
+from headway.engine.ranks.objects import RankObjects
+from headway.engine.ranks.rank import moved
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.speculator import Speculator
@@ -27,7 +30,7 @@ class ThreadRanks:
     The memory of all ranks starts full of NaN. `first` has the logits of first tokens by prompt.
 
     `drafters` are one a rank, or none; `rule` says how their drafts are judged. With `split`, each rank has its share
-    of the weights. `grammars` are those of rank 0.
+    of the weights. `grammars` are those of rank 0. Each has `host_blocks` blocks in host memory.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class ThreadRanks:
         rule: AcceptanceRule = AcceptanceRule.MATCH,
         split: bool = False,
         grammars: Grammars | None = None,
+        host_blocks: int = 0,
     ) -> None:
         self.ranked = RankedRunner(model, geometry, blocks, form, split=split)
         self._geometry = geometry
@@ -62,19 +66,55 @@ class ThreadRanks:
             speculators = [Speculator(runner, drafter, rule, rank) for runner, drafter, rank in parts]
             speculators[0].grammars = grammars  # type: ignore[union-attr]
         self._drafts = bool(drafters)
-        self._executors = [LocalExecutor(*pair) for pair in zip(self.ranked.runners, speculators, strict=True)]
-        self._executors[0]._grammars = grammars
+        self.executors = [
+            LocalExecutor(runner, speculator, host_blocks=host_blocks, rank=rank)
+            for rank, (runner, speculator) in enumerate(zip(self.ranked.runners, speculators, strict=True))
+        ]
+        self.executors[0]._grammars = grammars
+        self.movers = [executor.mover for executor in self.executors]
+        self._objects = RankObjects(geometry, [tuple(mover.shares.values()) for mover in self.movers])
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
         sent = decode(encode(compact(work, self._geometry)))
         silent = sent if self._drafts else msgspec.structs.replace(sent, samples=[None] * len(work.samples))
-        outputs = self.ranked.ranks(lambda rank: self._executors[rank].run(sent if rank == 0 else silent))
+        outputs = self.ranked.ranks(lambda rank: self.executors[rank].run(sent if rank == 0 else silent))
         assert self._logits is not None
         granted = [sample for sample, count in zip(work.samples, work.step.counts, strict=True) if count > 0]
         for sample, logits in zip(granted, self._logits, strict=True):
             if sample is not None and len(sample.output) == 0:
                 self.first[tuple(sample.prompt.tolist())] = logits
         return outputs[0]
+
+    @property
+    def canonical(self) -> Mapping[str, CanonicalGroup]:
+        return self._objects.canonical
+
+    def move_blocks(self, out: Int32s, back: Int32s) -> None:
+        self.ranked.ranks(lambda rank: self.executors[rank].move_blocks(out, back))
+
+    def read_objects(self, ranges: Sequence[BlockRange]) -> Sequence[memoryview]:
+        return self._objects.read(ranges, lambda portions: self._ask([ReadPortions(portions)]))
+
+    def write_objects(self, ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        self._objects.write(
+            ranges,
+            objects,
+            lambda portions, parts: self._tell([WritePortions(portions, [p.data for p in each]) for each in parts]),
+        )
+
+    def _tell(self, messages: Sequence[WritePortions]) -> None:
+        assert not any(self._ask(messages)), "what is written is not sent back"
+
+    def _ask(self, messages: Sequence[ReadPortions | WritePortions]) -> Sequence[Sequence[memoryview]]:
+        sent = [encode(message) for message in messages]
+
+        def answer(rank: int) -> bytes:
+            asked = decode(sent[rank % len(sent)])
+            assert isinstance(asked, ReadPortions | WritePortions)
+            return encode(Answer(moved(self.movers[rank], asked), 0))
+
+        answers = [decode(data) for data in self.ranked.ranks(answer)]
+        return [each.result.data for each in answers]  # type: ignore[union-attr]
 
     def check(self) -> None: ...
 

@@ -24,20 +24,37 @@ from headway.engine.ranks.messages import (
     FaultSite,
     Load,
     Loaded,
+    MoveBlocks,
+    Moved,
     Prepare,
     Prepared,
     RankFault,
+    ReadPortions,
     StepDone,
+    WritePortions,
     decode,
     encode,
 )
 from headway.errors import ConfigError
-from headway.runtime.interface import RowFault
+from headway.runtime.forward.canonical import FieldShare, GroupShare, Piece
+from headway.runtime.interface import BlockRange, CanonicalGroup, RowFault
 from headway.runtime.parallel.distributed import Rendezvous
 
 NOBODY = DraftSource("none", None, "match")
 ROOM = Prepare(blocks=10, block_tokens=4, tp=2, dcp=2, interleave=1, single_steps=False, max_running=1)
 OUTPUT = StepDone((RowAnswer((5,), 1),))
+STATE = CanonicalGroup("state", "state", 8, 0, 0, 0, True, "halves")
+
+
+def half(rank: int, claims: bool = True) -> GroupShare:
+    """A rank's half of two fields of four bytes."""
+    piece = Piece(0, 2 * rank, 2)
+    mine = (piece,) if claims else ()
+    return GroupShare(STATE, 0, tuple(FieldShare(1, 2 * i, 0, 2, 4 * i, 0, 4, (piece,), mine) for i in range(2)))
+
+
+SHARES = ((half(0),), (half(1),))
+SOMEWHERE = BlockRange("state", 9, 9, np.array([3, 4], dtype=np.int32))
 
 
 class ScriptedRanks:
@@ -53,16 +70,19 @@ class ScriptedRanks:
         self.sent: list[object] = []
         self.script: dict[type, list[object]] = {
             Load: [Loaded(100, (1,), None), Loaded(90, (1,), None)],
-            Prepare: [Prepared(40, None), Prepared(40, None)],
+            Prepare: [Prepared(40, None, SHARES[0]), Prepared(40, None, SHARES[1])],
             StepWork: [OUTPUT, StepDone()],
+            MoveBlocks: [Moved(), Moved()],
+            ReadPortions: [Moved([memoryview(b"aacc")]), Moved([memoryview(b"bbdd")])],
+            WritePortions: [Moved(), Moved()],
         }
         self.answers: deque[tuple[int, object]] = deque()
         self.killed = False
         self.gone: str | None = None
         self.collectives = [7, 7]
 
-    def send(self, message: bytes, timeout: float) -> None:
-        self.sent.append(decode(message))
+    def send(self, messages: Sequence[bytes], timeout: float) -> None:
+        self.sent += [decode(message) for message in messages]
         answers = self.script[type(self.sent[-1])]
         self.answers = deque(reversed([(rank, answer) for rank, answer in enumerate(answers) if answer is not None]))
 
@@ -114,6 +134,43 @@ def test_every_rank_is_sent_the_step_and_rank_0_says_the_tokens(
 ) -> None:
     assert executor.run(some_work())[0].tokens == (5,)
     assert [type(message) for message in launched[0].sent] == [Load, Prepare, StepWork]
+
+
+def test_objects_are_put_together_of_what_the_ranks_have(
+    executor: RankedExecutor, launched: list[ScriptedRanks]
+) -> None:
+    assert executor.canonical == {"state": STATE}
+    assert [bytes(each) for each in executor.read_objects([SOMEWHERE])] == [b"aabbccdd"]
+    executor.write_objects([SOMEWHERE], [memoryview(b"12345678")])
+    asked, *written = launched[0].sent[2:]
+    assert isinstance(asked, ReadPortions)
+    assert [each.data for each in written] == [[b"1256"], [b"3478"]]  # type: ignore[attr-defined]
+    assert all(each.portions[0].range.blocks.tolist() == [3, 4] for each in (asked, *written))  # type: ignore[attr-defined]
+    pairs = np.array([[1, 2], [3, 4]], dtype=np.int32)
+    executor.move_blocks(pairs, pairs[:0])
+    moved = launched[0].sent[-1]
+    assert isinstance(moved, MoveBlocks)
+    assert (moved.out.tolist(), moved.back.tolist()) == ([[1, 2], [3, 4]], [])
+
+
+def test_objects_with_holes_are_never_made(executor: RankedExecutor, launched: list[ScriptedRanks]) -> None:
+    launched[0].script[Prepare] = [Prepared(40, None, (half(0),)), Prepared(40, None, (half(1, claims=False),))]
+    with pytest.raises(AssertionError, match="ranks have 2 of 4 bytes of state"):
+        executor.prepare(CacheGeometry(WORLDS["hybrid"], block_tokens=4), ROOM)
+
+
+def test_a_rank_that_cannot_move_is_heard_and_one_that_is_silent_is_lost(
+    executor: RankedExecutor, launched: list[ScriptedRanks]
+) -> None:
+    nothing = np.empty((0, 2), dtype=np.int32)
+    launched[0].script[MoveBlocks] = [Moved(), RankFault("MemoryError", "no copy")]
+    with pytest.raises(RuntimeError, match="rank 1: MemoryError: no copy"):
+        executor.move_blocks(nothing, nothing)
+    assert not launched[0].killed
+    launched[0].script[ReadPortions] = [Moved([memoryview(b"aacc")]), None]
+    with pytest.raises(RanksLostError, match="no answer from rank 1"):
+        executor.read_objects([SOMEWHERE])
+    assert launched[0].killed
 
 
 @pytest.mark.parametrize(
@@ -249,10 +306,10 @@ def test_a_rank_that_is_gone_between_steps(executor: RankedExecutor, launched: l
 def test_ranks_that_are_lost_while_they_start_are_started_again_but_not_for_ever(
     executor: RankedExecutor, launched: list[ScriptedRanks], deaths: int, survives: bool
 ) -> None:
-    def send(ranks: ScriptedRanks, message: bytes, timeout: float) -> None:
+    def send(ranks: ScriptedRanks, messages: Sequence[bytes], timeout: float) -> None:
         if len(launched) <= 1 + deaths:  # the first group is that of the fixture
             raise RanksLostError("rank 0 was ended by SIGKILL")
-        ScriptedRanks.send(ranks, message, timeout)
+        ScriptedRanks.send(ranks, messages, timeout)
 
     launch = executor._launch
 

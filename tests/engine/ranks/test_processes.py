@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,11 +24,14 @@ from tests.runtime.tiny_configs import COMMON, MODELS
 from tests.server import tiny
 from transformers import AutoModelForCausalLM
 
+from headway.cache import CacheGeometry
 from headway.engine import EngineConfig, GenerationRequest, ParallelConfig, RanksLostError, RequestFailedError
 from headway.engine.build import BuiltEngine, build_engine, engine_of
+from headway.engine.executor import BlockRange
 from headway.engine.ranks.driver import RankedExecutor
 from headway.engine.ranks.processes import ProcessRanks, devices_of_ranks
 from headway.errors import ConfigError, ModelError
+from headway.runtime.forward.canonical import shares_of
 from headway.runtime.loading import load_model
 from headway.runtime.model.inspection import inspect_model
 
@@ -121,6 +125,7 @@ def test_ranks_that_share_the_weights_answer_as_one(name: str, tp: int, dcp: int
     try:
         assert built.check.reuse
         assert len(processes_of(built)) == tp
+        _move(executor_of(built), folder)
         built.engine.start()
         tokens = prompt(1)
         results = [built.engine.submit(asked(tokens, 12)).result(PATIENCE) for _ in range(2)]
@@ -131,6 +136,27 @@ def test_ranks_that_share_the_weights_answer_as_one(name: str, tp: int, dcp: int
         assert (built.layout.parameters, built.layout.cost) == (whole.parameters, whole.cost)
     finally:
         built.engine.close()
+
+
+def _move(executor: RankedExecutor, folder: Path) -> None:
+    """Objects and blocks, of ranks whose memory is not in use yet: as one rank has them, and back as they went."""
+    assert executor._room is not None
+    assert executor._geometry is not None
+    executor.prepare(executor._geometry, msgspec.structs.replace(executor._room, host_blocks=8))
+    loaded = load_model(str(folder))
+    geometry = CacheGeometry(loaded.layout.groups, block_tokens=16)
+    alone = {share.group.name: share.group for share in shares_of(loaded.layout, geometry)}
+    assert executor.canonical == alone
+    state = executor._geometry.state_blocks
+    blocks = np.arange(1, 1 + max(3, state), dtype=np.int32)
+    ranges = [BlockRange("full", 3, 90, blocks[:3]), BlockRange("state", 90, 90, blocks[:state] + 20)]
+    rng = np.random.default_rng(2)
+    objects = [rng.integers(0, 256, alone[each.group].bytes * each.tokens, dtype=np.uint8).data for each in ranges]
+    executor.write_objects(ranges, objects)
+    out = np.stack([blocks[:3], np.array([5, 0, 7], dtype=np.int32)], axis=1)
+    executor.move_blocks(out, np.stack([out[:, 1], blocks[:3] + 40], axis=1))
+    ranges[0] = BlockRange("full", 3, 90, blocks[:3] + 40)
+    assert executor.read_objects(ranges) == objects
 
 
 def test_a_late_rank_is_waited_for(built: BuiltEngine, source: Path) -> None:
@@ -195,7 +221,7 @@ def test_a_driver_does_not_wait_for_ever_for_a_rank_that_takes_no_message() -> N
     try:
         ranks.processes[0].send_signal(signal.SIGSTOP)
         with pytest.raises(RanksLostError, match="rank 0 has taken no message for 1 seconds"):
-            ranks.send(bytes(64 << 20), 1.0)
+            ranks.send([bytes(64 << 20)], 1.0)
         assert ranks.receive(0.0) is None
     finally:
         ranks.kill()

@@ -64,7 +64,7 @@ class Improved:
         self._dice = np.random.default_rng(seed)
         self._skill = skill
         self.seen: list[tuple[list[int], list[int]]] = []
-        self.name, self.groups = drafter.name, drafter.groups
+        self.name, self.groups, self.entries = drafter.name, drafter.groups, drafter.entries
         self.feature_layers, self.mixed_features = drafter.feature_layers, drafter.mixed_features
         self.most = drafter.most
 

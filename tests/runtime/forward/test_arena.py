@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,6 +86,28 @@ def test_mixed_types_are_aligned() -> None:
     views["conv:0"].fill_(-2)
     assert views["recurrent:0"].unique().tolist() == [1.5]
     assert views["conv:0"].dtype == torch.bfloat16
+
+
+def test_pages_are_locked_for_as_long_as_the_arena_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA's library is told, without a GPU; and a limit of the system is told by the option that meets it."""
+    layout = inspect_model(tiny_model("Qwen3"))
+    geometry, told, code = CacheGeometry(layout.groups), [], [0]
+
+    def register(address: int, size: int, flags: int) -> int:
+        told.append(("locked", address, size))
+        return code[0]
+
+    library = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda at: told.append(("unlocked", at)))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: library)
+    arena = Arena(layout, geometry, 4, pinned=True)
+    address, size = arena.rows.data_ptr(), arena.bytes
+    assert told == [("locked", address, size)]
+    del arena
+    gc.collect()
+    assert told[1:] == [("unlocked", address)]
+    code[0] = 2
+    with pytest.raises(ConfigError, match=r"cannot be page-locked for the GPU \(CUDA error 2\): lower --host-memory"):
+        Arena(layout, geometry, 4, pinned=True, option="--host-memory")
 
 
 def test_groups_of_another_model_are_refused() -> None:

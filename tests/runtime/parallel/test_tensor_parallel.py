@@ -17,9 +17,9 @@ from headway.cache import CacheGeometry
 from headway.errors import ConfigError, HeadwayError, ModelError
 from headway.runtime.forward.batch import RunBatch
 from headway.runtime.model.inspection import inspect_model
-from headway.runtime.model.layout import ModelLayout, Share
+from headway.runtime.model.layout import ModelLayout, Part, Share
 from headway.runtime.parallel.communicator import Rehearsal
-from headway.runtime.parallel.cuts import Cut, Part
+from headway.runtime.parallel.cuts import Cut
 from headway.runtime.parallel.mixers import MIXERS
 from headway.runtime.parallel.tensor_parallel import layout_of_share, rules_of_reading, split_model
 

@@ -80,6 +80,9 @@ class Checkpoint:
         floats: It lies at the resident end and serves every resident position of its edge.
         blocks: Block ids that it holds.
         spare: Some of them only serve positions before its own: they go first.
+        floor: It serves no position before this one, whatever its blocks say: they were not filled from their start.
+        spilled: Position up to which what it gives was told as about to be evicted.
+        elsewhere: A faster memory has a copy of it: as long as that lasts, nothing is lost with this one.
     """
 
     position: int
@@ -95,6 +98,9 @@ class Checkpoint:
     entry: int = -1
     pinned: bool = False
     spare: bool = False
+    floor: int = 0
+    spilled: int = 0
+    elsewhere: bool = False
     floats: bool = field(init=False)
     blocks: int = field(init=False)
 

@@ -11,10 +11,11 @@ which checkpoints went and from where. Nothing is concluded from what merely lie
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
+from headway.cache.index.below import Below, BelowLoss
 from headway.cache.index.displaced import Displaced
 from headway.cache.index.edge import Match
 from headway.cache.policy.reuse import PATH
@@ -39,17 +40,19 @@ class Reason(Enum):
     LAST_TOKEN = "last_token"
     """The last token of a prompt is always computed: its logits are the answer."""
     NO_ROOM = "no_room"
-    """The pool cannot hold the whole prompt together with what resuming here would copy, so the hit was given up."""
+    """The pool cannot hold the whole prompt together with what resuming here would copy, so the hit was given up; or
+    requests that run left no room to read it back from a lower tier."""
     COMPUTED_ANEW = "computed_anew"
-    """Going on from here would have cost more than computing the tokens anew: the model continues token by token."""
+    """Going on from here would have cost more than computing the tokens anew: the model continues token by token, or a
+    lower tier of memory is slower than that."""
     OTHER_NAMESPACE = "other_namespace"
     """The tokens are known under another model, adapter or cache salt only."""
     STILL_COMPUTING = "still_computing"
     """A running request is computing them, or will."""
     TIER_MISSED = "tier_missed"
-    """Reserved, as there are no lower tiers yet: no lower tier of memory had them."""
+    """A lower tier of memory was said to have them, and they were gone."""
     TIER_FAILED = "tier_failed"
-    """Reserved: a lower tier had them, but the load failed."""
+    """A lower tier of memory had them, and reading them back failed."""
 
     __hash__ = object.__hash__  # every lease counts its reasons: without the detour over the name
 
@@ -85,26 +88,28 @@ class Loss(NamedTuple):
         reason: Why.
         start: First position.
         stop: Position after the last.
-        detail: What went, where the reason is `EVICTED`; else None.
+        detail: What went, where the reason is `EVICTED`; what a lower tier did not give, where it is `TIER_MISSED` or
+            `TIER_FAILED`; else None.
     """
 
     reason: Reason
     start: int
     stop: int
-    detail: Evicted | None = None
+    detail: Evicted | BelowLoss | None = None
 
 
 @dataclass(slots=True)
 class Explanation:
-    """What became of a prompt's tokens: [0, hit_tokens) reused, the rest on the lines of `losses`.
+    """What became of a prompt's tokens: first those reused, the rest on the lines of `losses`.
 
     Attributes:
         prompt_tokens: Length of the prompt.
-        hit_tokens: Tokens reused.
+        hit_tokens: Tokens reused from the cache's own memory.
         matched: Tokens that follow a known path.
-        losses: Lines that cover [hit_tokens, prompt_tokens), ascending, without gap or overlap.
+        losses: Lines that cover [hit_tokens + loaded_tokens, prompt_tokens), ascending, without gap or overlap.
         displaced: Tokens among those lost that are known behind another text than here; looked for only where somebody
             asks for an explanation, so None on a lease.
+        loaded_tokens: Tokens behind the hit that are read back from lower tiers of memory.
     """
 
     prompt_tokens: int
@@ -112,6 +117,7 @@ class Explanation:
     matched: int
     losses: tuple[Loss, ...]
     displaced: Displaced | None = None
+    loaded_tokens: int = 0
 
     @property
     def reasons(self) -> frozenset[Reason]:
@@ -123,10 +129,38 @@ class Explanation:
         given_up = (Loss(why, 0, self.hit_tokens),) if self.hit_tokens else ()
         return Explanation(self.prompt_tokens, 0, self.matched, given_up + self.losses)
 
+    def without_room(self, position: int) -> Explanation:
+        """The same prompt when there is no room to read back up to `position` what lies below."""
+        return replace(self, losses=_overwritten(self.losses, Loss(Reason.NO_ROOM, self.hit_tokens, position)))
+
+    def with_below(self, below: Below) -> Explanation:
+        """The same prompt when lower tiers are read: what they give is not lost, and what they did not give is theirs.
+
+        What they know, the tree may not: where nothing matched, the prompt parts from what is known behind what is
+        read.
+        """
+        start, losses = max(self.hit_tokens, below.position), self.losses
+        losses = _overwritten(losses, Loss(Reason.COMPUTED_ANEW, start, min(below.declined, self.prompt_tokens)))
+        for one in sorted(below.losses, key=lambda loss: -loss.position):
+            reason = Reason.TIER_MISSED if one.missed else Reason.TIER_FAILED
+            losses = _overwritten(losses, Loss(reason, start, min(one.position, self.prompt_tokens), one))
+        if start > self.hit_tokens:
+            last = Reason.LAST_TOKEN if start == self.prompt_tokens - 1 else Reason.PARTED
+            losses = tuple(
+                loss._replace(
+                    start=max(loss.start, start), reason=last if loss.reason is Reason.NOTHING_MATCHED else loss.reason
+                )
+                for loss in losses
+                if loss.stop > start
+            )
+        matched = max([self.matched, start, below.declined, *(loss.position for loss in below.losses)])
+        return replace(self, matched=matched, losses=losses, loaded_tokens=start - self.hit_tokens)
+
     def __str__(self) -> str:
         """A sentence per line."""
         length = counted(self.prompt_tokens, "token")
-        lines = [f"{self.hit_tokens:,} of {length} reused, {self.matched:,} follow a known path"]
+        loaded = f", {self.loaded_tokens:,} read back from lower tiers" if self.loaded_tokens else ""
+        lines = [f"{self.hit_tokens:,} of {length} reused{loaded}, {self.matched:,} follow a known path"]
         for loss in self.losses:
             tail = "" if loss.detail is None else f" ({loss.detail})"
             place = f"[{loss.start:,}, {loss.stop:,})"
@@ -143,20 +177,32 @@ class Waterfall:
         prompt_tokens: Their prompt tokens.
         reused: Tokens that started from memory.
         lost: Tokens lost, by reason.
+        loaded: Tokens that were read back from lower tiers.
     """
 
     requests: int = 0
     prompt_tokens: int = 0
     reused: int = 0
     lost: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
+    loaded: int = 0
 
     def add(self, explanation: Explanation) -> None:
         """Count one admitted request."""
         self.requests += 1
         self.prompt_tokens += explanation.prompt_tokens
         self.reused += explanation.hit_tokens
+        self.loaded += explanation.loaded_tokens
         for loss in explanation.losses:
             self.lost[loss.reason] += loss.stop - loss.start
+
+
+def _overwritten(losses: tuple[Loss, ...], new: Loss) -> tuple[Loss, ...]:
+    """`losses`, with `new` in place of what they say of its tokens."""
+    if new.start >= new.stop:
+        return losses
+    before = [loss._replace(stop=min(loss.stop, new.start)) for loss in losses if loss.start < new.start]
+    behind = [loss._replace(start=max(loss.start, new.stop)) for loss in losses if loss.stop > new.stop]
+    return (*before, new, *behind)
 
 
 def explain_match(

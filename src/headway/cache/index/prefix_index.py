@@ -132,15 +132,16 @@ class PrefixIndex:
         self.usage.extend(self.residency.grow(at, rows, given=given))
 
     def take_checkpoint(
-        self, at: Match, kind: str, sections: tuple[Section, ...], *, spare: bool = False
+        self, at: Match, kind: str, sections: tuple[Section, ...], *, spare: bool = False, floor: int = 0
     ) -> Checkpoint:
         """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references.
 
-        `spare`: they hold more than resuming at `at` needs, which may go when memory runs short.
+        `spare`: they hold more than resuming at `at` needs, which may go when memory runs short. `floor`: they serve no
+        position before it.
         """
         self.version += 1
-        first = self.geometry.serves_from(at.position, [section.first for section in sections])
-        checkpoint = Checkpoint(at.position, kind, sections, at.edge, first)
+        first = max(self.geometry.serves_from(at.position, [section.first for section in sections]), floor)
+        checkpoint = Checkpoint(at.position, kind, sections, at.edge, first, floor=floor)
         self.residency.store(checkpoint)
         self.usage.take(checkpoint)
         self.reclaim.queue.push(checkpoint)
@@ -158,6 +159,16 @@ class PrefixIndex:
         self.usage.resume(at, position, checkpoint, deepest=deepest)
         if not checkpoint.floats:
             self.reclaim.queue.push(checkpoint)
+
+    def mark_elsewhere(self, at: Match, position: int, checkpoint: Checkpoint, elsewhere: bool) -> None:
+        """Whether a faster memory has what `checkpoint` gives at `position` of the path to `at`."""
+        found = [checkpoint]
+        if checkpoint.floats:
+            found = [edge.checkpoints[0] for edge in at.edge.path() if edge.start < position]
+        for one in found:
+            if one.elsewhere != elsewhere:
+                one.elsewhere = elsewhere
+                self.reclaim.queue.push(one)
 
     def make_room(self, blocks: int) -> bool:
         """Evict until `blocks` are free. Returns whether they are."""

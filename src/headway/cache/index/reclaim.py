@@ -18,21 +18,22 @@ oldest of it is forgotten when all that is known takes more than so many tokens 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Pin, Trim
+from headway.cache.index.held import HeldBlocks, held_blocks
 from headway.cache.index.pins import Pins
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.residency import Residency
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage, count
 from headway.cache.policy.eviction import Candidate, EvictionPolicy, EvictionQueue
-from headway.cache.shape.geometry import CacheGeometry
+from headway.cache.shape.geometry import CacheGeometry, Ids
 from headway.cache.shape.spec import ComputeCost
 
-__all__ = ["Reclaimer", "Retention"]
+__all__ = ["Reclaimer", "Retention", "Spill"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,20 @@ class Retention:
     hard_bytes: int
 
 
+class Spill(NamedTuple):
+    """A checkpoint that is about to be evicted, and all blocks that resuming there needs.
+
+    Attributes:
+        namespace: Id of the namespace.
+        prefix: int32 tokens [0, position + lookahead).
+        blocks: What it holds.
+    """
+
+    namespace: int
+    prefix: Ids
+    blocks: HeldBlocks
+
+
 class Reclaimer:
     """Eviction, pins and history of one index.
 
@@ -65,6 +80,7 @@ class Reclaimer:
         keep: What decides how long something is kept.
         queue: What can be evicted, by priority.
         pins: What must stay.
+        take: Told what is about to be evicted, or None.
     """
 
     def __init__(
@@ -88,6 +104,11 @@ class Reclaimer:
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
         self._history: OrderedDict[Edge, None] = OrderedDict()
         self._spare: dict[Checkpoint, None] = {}
+        self.take: Callable[[Spill], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but who is told."""
+        return {**vars(self), "take": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What was written; the queue asks this object again."""
@@ -134,6 +155,8 @@ class Reclaimer:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
+        if item.elsewhere:
+            return Candidate(kind, position, 0, 0.0, 0.0, blocks, 0, 0.0)
         now, used, uses = self._usage.ticks, item.used, item.uses
         rate = self._usage.reuse.rate(kind, uses, now - (used if item.floats else item.born), now - used)
         return Candidate(kind, position, uses, rate, self.keep.cost.between(keep, position), blocks, used, item.age)
@@ -157,6 +180,7 @@ class Reclaimer:
 
     def _drop(self, item: Checkpoint, cause: str) -> None:
         """Evict a checkpoint that does not float."""
+        self._tell(item)
         count(self._usage.counters.evicted, item.kind)
         if item.hits == 0:
             count(self._usage.counters.evicted_unused, item.kind)
@@ -167,9 +191,36 @@ class Reclaimer:
 
     def _trim(self, edge: Edge, keep: int, cause: str) -> None:
         if keep < edge.resident:
+            if self._tree.floats:
+                self._tell(edge.checkpoints[0])
             self._residency.shrink(edge, keep, cause)
             if self._tree.floats:
                 edge.trim = Trim(self.keep.clock(), cause)
+
+    def _tell(self, item: Checkpoint) -> None:
+        """Tell what is about to be evicted; of what floats, once for all that it holds, as it goes block by block."""
+        if self.take is None or item.spilled >= item.position:
+            return
+        item.spilled = item.position
+        self.take(self._spill(item))
+
+    def kept(self) -> Iterator[Spill]:
+        """See `PrefixCache.kept`."""
+        found: list[tuple[bool, float, Checkpoint]] = []
+        for edge in self._tree.edges():
+            for item in edge.checkpoints if edge.resident > edge.start else ():
+                candidate = self._candidate(item)
+                value = 0.0 if candidate is None else candidate.rate * candidate.saved / candidate.blocks
+                if not item.floats or not edge.resident_children:
+                    found.append((item.kind == "answer_end", -value, item))
+        found.sort(key=lambda one: one[:2])
+        for _, _, item in found:
+            yield self._spill(item)
+
+    def _spill(self, item: Checkpoint) -> Spill:
+        edge, position = item.edge, item.position
+        held = held_blocks(self._geometry, self._tree, edge, position, item)
+        return Spill(edge.root().namespace, edge.prefix(position, self._tree.lookahead), held)
 
     def _trim_busy_paths(self) -> None:
         """Last resort: free what lies behind all that leases and pins use, and second copies of blocks.

@@ -156,7 +156,8 @@ class Residency:
             if len(needed.ids) < len(section.ids):
                 self._pool.release(section.ids[: len(section.ids) - len(needed.ids)])
             sections.append(needed)
-        checkpoint.reduce(tuple(sections), geometry.serves_from(position, [section.first for section in sections]))
+        first = geometry.serves_from(position, [section.first for section in sections])
+        checkpoint.reduce(tuple(sections), max(first, checkpoint.floor))
         self._tree.checkpoint_blocks += checkpoint.blocks
         if self.listeners:
             self.listeners.tell(CheckpointReduced(*self._named(checkpoint.edge, position), checkpoint.first))

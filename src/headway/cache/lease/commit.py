@@ -256,7 +256,9 @@ class Committer(Parts):
                 held, spare = Section(owned, blocks[owned : -(-position // table.span)]), True
             self.pool.share(held.ids)
             sections.append(Section(held.first, held.ids.copy()))
-        self.index.take_checkpoint(at, kind, tuple(sections), spare=spare)
+        taken = self.index.take_checkpoint(at, kind, tuple(sections), spare=spare, floor=record.floor)
+        if position == record.loading:
+            taken.missed = max(taken.missed, record.uses)
         return True
 
     def grant_wishes(self, record: Record, position: int, missing: Outcome) -> None:

@@ -193,6 +193,8 @@ class Extender(Parts):
         """Copies that give the lease its own version of what it resumes inside of."""
         if self.geometry.state_table and start == 0:
             work.fresh.append(row)
+        if record.loading:
+            work.fresh.clear()  # a state that is read back needs no zeros
         for table, source in record.sources:
             first = 0 if table.kind is TableKind.STATE else start // table.span
             pairs = np.empty((len(source), 2), dtype=np.int32)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headway.cache.index.below import Below
 from headway.cache.index.edge import Checkpoint, Match, Section
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
@@ -36,16 +37,33 @@ class Opener(Parts):
     committer: Committer
     cost: ComputeCost
 
-    def open(self, hit: Hit, explanation: Explanation, *, own_blocks: bool) -> int:
-        """Start a lease at `hit`, which is true now. Returns its row."""
+    def open(
+        self, hit: Hit, explanation: Explanation, below: Below, *, own_blocks: bool = False, asked: bool = True
+    ) -> int:
+        """Start a lease at `hit`, which is true now, to read what is `below` in its first step. Returns its row."""
+        if asked and not hit.prompt.no_store:
+            self.index.usage.miss(hit.at, hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1))
         record = self._record(hit, explanation, own_blocks)
+        record.asked = asked
+        if below.position:
+            self._plan_load(record, below)
         row = self.leases.open(record, len(hit.prompt.tokens), hit.tokens)
         if hit.tokens:
             self._take_hit(row, record, hit)
         self.index.reclaim.keep_limits()
         self.committer.set_due(row, hit.tokens, record)
-        self.committer.grant_wishes(record, hit.tokens, Outcome.NO_CHECKPOINT)
+        passed = below.position - 1 if below.position and not self.index.floats else hit.tokens
+        self.committer.grant_wishes(record, passed, Outcome.NO_CHECKPOINT)
         return row
+
+    def _plan_load(self, record: Record, below: Below) -> None:
+        """Let the first step of a request end at what is read back, and keep nothing before it: nothing is computed."""
+        position = below.position
+        record.loading, record.floor, record.uses = position, below.floor, below.uses
+        record.passed = [place for place in record.passed if place.position > position]
+        if record.published and not self.index.floats:
+            record.plan = [place for place in record.plan if place.position > position]
+            record.plan.insert(0, Place(position, below.kind))
 
     def _record(self, hit: Hit, explanation: Explanation, own_blocks: bool) -> Record:
         """Enter the path of a request, and plan its checkpoints."""
@@ -55,7 +73,6 @@ class Opener(Parts):
         if prompt.no_store:
             anchor, rest = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b""
         else:
-            index.usage.miss(at, hit.tokens, min(at.position, len(prompt.tokens) - 1))
             if not index.floats:
                 plan, passed = self._plan(hit)
             place, anchor = index.enter(prompt.namespace, at, prompt.data[4 * at.position :])
@@ -173,8 +190,8 @@ class Opener(Parts):
             if partial:
                 record.sources.append((table, ids[full:]))
                 self.pool.share_one(ids.item(full))
-        tables = self.geometry.tail_tables
-        parts = [section.part(table, hit.tokens) for section, table in zip(checkpoint.sections, tables, strict=True)]
+        tables = () if record.loading else self.geometry.tail_tables  # what is read back has them
+        parts = [section.part(table, hit.tokens) for section, table in zip(checkpoint.sections, tables, strict=False)]
         for used, table in zip(parts, tables, strict=True):
             self.pool.hold(used.ids, whole=used.whole)
             full = 0 if used.whole else hit.tokens // table.span - used.first
@@ -183,16 +200,23 @@ class Opener(Parts):
                 leases.filled[table.index, row] += full
             if len(used.ids) > full:
                 record.sources.append((table, used.ids[full:]))
+        record.floor = record.floor if record.loading else checkpoint.floor
         if record.plan and record.plan[0].position == hit.tokens:
-            checkpoint = self._keep_here(at, record.plan.pop(0).kind, parts)
+            checkpoint = self._keep_here(at, record.plan.pop(0).kind, parts, record.floor)
+        if record.asked:
+            self.resume(hit, at, checkpoint)
+
+    def resume(self, hit: Hit, at: Match, checkpoint: Checkpoint) -> None:
+        """A request resumes at `hit`, which is the place `at`, by `checkpoint`."""
         gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
         self.index.resume(at, hit.tokens, checkpoint, deepest=gone is None)
 
-    def _keep_here(self, at: Match, kind: str, parts: list[Section]) -> Checkpoint:
+    def _keep_here(self, at: Match, kind: str, parts: list[Section], floor: int) -> Checkpoint:
         """Keep a checkpoint at `at`, which one behind it serves, by `parts` of its blocks. Returns it."""
         for part in parts:
             self.pool.share(part.ids)
-        return self.index.take_checkpoint(at, kind, tuple(Section(part.first, part.ids.copy()) for part in parts))
+        kept = tuple(Section(part.first, part.ids.copy()) for part in parts)
+        return self.index.take_checkpoint(at, kind, kept, floor=floor)
 
     def demand(self, hit: Hit, tokens: int, step: int) -> int:
         """See `PrefixCache.demand`."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from headway.cache.index.edge import FAR, Anchor, Match
 from headway.cache.index.explain import Explanation
+from headway.cache.index.held import HeldBlocks
 from headway.cache.index.hit import Hit
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
@@ -111,6 +112,10 @@ class Record:
         own_blocks: It keeps its own blocks, whatever of it is resident already.
         restored: Its first step has been committed.
         resident: Position up to which it has published (models without checkpoints).
+        floor: What it holds of windows serves no position before this one.
+        loading: Position up to which its first step reads back what another memory has; 0 if it computes.
+        uses: How often the checkpoint there was wanted in that memory.
+        asked: A request asks for it; else it is only moved here, which says nothing of what is wanted.
     """
 
     prompt: Prompt
@@ -128,6 +133,10 @@ class Record:
     own_blocks: bool = False
     restored: bool = False
     resident: int = 0
+    floor: int = 0
+    loading: int = 0
+    uses: int = 0
+    asked: bool = True
 
     def place(self, position: int) -> Match:
         """The place at `position` of the path of a lease that is in the tree (above 0, not behind its anchor)."""
@@ -165,6 +174,7 @@ class LeaseTable:
         owned: int64 [tables, R], first block index on which the lease holds a reference.
         records: The rest, by row.
         held: Exports whose blocks the engine keeps.
+        lent: Hits whose blocks the engine keeps.
     """
 
     def __init__(self, geometry: CacheGeometry, rows: int, stretch: int, steps: int, ahead: int = 0) -> None:
@@ -186,6 +196,7 @@ class LeaseTable:
         self.blocks = [_table(rows, t.state_blocks or 16) for t in self._tables]
         self.records: list[Record | None] = [None] * rows
         self.held: list[StateExport] = []
+        self.lent: list[HeldBlocks] = []
         self._free_rows = list(range(rows - 1, -1, -1))
 
     @property
@@ -228,7 +239,8 @@ class LeaseTable:
         for i, table in enumerate(self._tables):
             first = 0
             if table.span:
-                first = (computed if table.kind is TableKind.PREFIX else table.first_needed(computed)) // table.span
+                needed = table.first_needed(max(computed, record.loading))
+                first = (computed if table.kind is TableKind.PREFIX else needed) // table.span
                 self.widen(i, -(-length // table.span) + 1)
             self.blocks[i][row, : table.state_blocks or first + 1] = -1
             self.filled[i, row] = self.owned[i, row] = first

@@ -18,11 +18,12 @@ from headway.engine.scheduling.drafts import DraftPlanner, StepCosts
 from headway.errors import ModelError
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter, DraftRequest
-from headway.runtime.drafting.loading import groups_without_weights, load_drafter
+from headway.runtime.drafting.loading import drafter_folder, groups_without_weights, load_drafter
 from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.forward.batch import RunBatch
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.identity import weights_identity
 from headway.runtime.interface import SampleRow, SamplingParams
 from headway.runtime.loading import LoadedModel
 from headway.runtime.parallel.communicator import Communicator
@@ -80,6 +81,17 @@ class DraftSource:
             ConfigError: More tokens than it can draft.
         """
         return groups_without_weights(self.drafter, folder, dtype, self.tokens) if self.wanted else ()
+
+    def identity(self, folder: Path | None) -> bytes:
+        """Which drafter that of a model in `folder` is: its entries are no use to another. Empty where it keeps none.
+
+        Raises:
+            ModelError: There is no such drafter.
+        """
+        if self.drafter in ("none", "lookup"):
+            return b""
+        own = drafter_folder(self.drafter, folder)
+        return b"checkpoint" if own is None else weights_identity(str(own))
 
 
 @dataclass(frozen=True)

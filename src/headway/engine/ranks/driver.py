@@ -28,28 +28,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from headway.cache import CacheGeometry
 from headway.engine.config import ParallelConfig
 from headway.engine.errors import RanksLostError
-from headway.engine.executor import StepWork
+from headway.engine.executor import Int32s, StepWork
 from headway.engine.ranks.drafting import DraftSource
 from headway.engine.ranks.messages import (
     Answer,
+    Asked,
     FaultSite,
     Load,
     Loaded,
+    MoveBlocks,
+    Moved,
     Prepare,
     Prepared,
     RankFault,
+    ReadPortions,
     StepDone,
+    WritePortions,
     compact,
     decode,
     encode,
 )
-from headway.runtime.interface import RowAnswer, RowFault
+from headway.engine.ranks.objects import RankObjects
+from headway.runtime.forward.canonical import Bytes, Portion
+from headway.runtime.interface import BlockRange, CanonicalGroup, RowAnswer, RowFault
 from headway.runtime.parallel.distributed import Rendezvous
 
 __all__ = ["RankGroup", "RankedExecutor"]
@@ -77,8 +84,8 @@ class RankGroup(Protocol):
     size: int
     meeting: Rendezvous
 
-    def send(self, message: bytes, timeout: float) -> None:
-        """Send a message to every rank.
+    def send(self, messages: Sequence[bytes], timeout: float) -> None:
+        """Send every rank a message: one for all, or one for each in order of rank.
 
         Raises:
             RanksLostError: A rank is gone, or has not taken it within `timeout` seconds.
@@ -137,6 +144,7 @@ class RankedExecutor:
         self._group: RankGroup | None = None
         self._geometry: CacheGeometry | None = None
         self._room: Prepare | None = None
+        self._objects: RankObjects | None = None
 
     def load(self) -> Sequence[Loaded]:
         """Start the ranks and load the model on each. Returns what each says, in order of rank.
@@ -168,7 +176,9 @@ class RankedExecutor:
             HeadwayError: What a rank raised.
         """
         self._geometry, self._room = geometry, room
-        return self._ask(room, Prepared, _LOAD_SECONDS)
+        made: list[Prepared] = self._ask(room, Prepared, _LOAD_SECONDS)
+        self._objects = RankObjects(geometry, [each.shares for each in made]) if made[0].shares else None
+        return made
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
         """Compute a step on all ranks; rank 0 chooses the tokens.
@@ -186,6 +196,53 @@ class RankedExecutor:
             form = faults[0].form if all(fault.form is not None for fault in faults) else None
             rows[i] = RowAnswer(fault=RowFault(damaged, form))
         return rows
+
+    @property
+    def canonical(self) -> Mapping[str, CanonicalGroup]:
+        """What the objects of each group are."""
+        return self._shared.canonical
+
+    @property
+    def _shared(self) -> RankObjects:
+        assert self._objects is not None, "`prepare` comes before objects"
+        return self._objects
+
+    def move_blocks(self, out: Int32s, back: Int32s) -> None:
+        """Copy whole blocks on every rank (see `Executor.move_blocks`).
+
+        Raises:
+            RanksLostError: As for `run`.
+            Exception: As for `run`.
+        """
+        self._ask(MoveBlocks(out, back), Moved, self._config.rank_timeout)
+
+    def read_objects(self, ranges: Sequence[BlockRange]) -> Sequence[memoryview]:
+        """Put together what the ranks have of the objects of some ranges (see `Executor.read_objects`).
+
+        Raises:
+            RanksLostError: As for `run`.
+            Exception: As for `run`.
+        """
+
+        def ask(portions: Sequence[Portion]) -> Sequence[Sequence[memoryview]]:
+            answers: list[Moved] = self._ask(ReadPortions(portions), Moved, self._config.rank_timeout)
+            return [answer.data for answer in answers]
+
+        return self._shared.read(ranges, ask)
+
+    def write_objects(self, ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        """Send every rank its part of some objects (see `Executor.write_objects`).
+
+        Raises:
+            RanksLostError: As for `run`.
+            Exception: As for `run`.
+        """
+
+        def tell(portions: Sequence[Portion], parts: Sequence[Sequence[Bytes]]) -> None:
+            messages = [WritePortions(portions, [part.data for part in each]) for each in parts]
+            self._ask(messages, Moved, self._config.rank_timeout)
+
+        self._shared.write(ranges, objects, tell)
 
     def check(self) -> None:
         """Look whether all ranks are there, between steps. Returns at once.
@@ -225,12 +282,13 @@ class RankedExecutor:
             self._group.kill()
             self._group = None
 
-    def _ask(self, message: Load | Prepare | StepWork, expected: Any, timeout: float) -> list[Any]:
-        """Send a message to every rank and wait for all answers, in order of rank."""
+    def _ask(self, asked: Asked | Sequence[Asked], expected: Any, timeout: float) -> list[Any]:
+        """Send a message to every rank, or one to each, and wait for all answers, in order of rank."""
         if self._group is None:
             raise _no_ranks()
         try:
-            answers = self._exchange(self._group, encode(message), timeout)
+            messages = [encode(each) for each in (asked if isinstance(asked, Sequence) else [asked])]
+            answers = self._exchange(self._group, messages, timeout)
             _require_in_step(answers)
         except BaseException:  # answers may be left unread, and would be taken for those to the next message
             self.close()
@@ -243,9 +301,9 @@ class RankedExecutor:
         return results
 
     @staticmethod
-    def _exchange(group: RankGroup, message: bytes, timeout: float) -> list[Answer]:
+    def _exchange(group: RankGroup, messages: Sequence[bytes], timeout: float) -> list[Answer]:
         deadline = time.monotonic() + timeout
-        group.send(message, timeout)
+        group.send(messages, timeout)
         answers: dict[int, Answer] = {}
         while len(answers) < group.size:
             received = group.receive(max(0.0, deadline - time.monotonic()))

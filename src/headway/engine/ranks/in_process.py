@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from headway.engine.executor import StepWork
+from headway.engine.executor import Int32s, StepWork
 from headway.runtime.drafting.speculator import Speculator
+from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.batch import batch_of
+from headway.runtime.forward.canonical import shares_of
 from headway.runtime.forward.grammars import Grammars
+from headway.runtime.forward.moves import BlockMover
 from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.forward.sampling import sample, score_rows
-from headway.runtime.interface import RowAnswer
+from headway.runtime.interface import BlockRange, CanonicalGroup, RowAnswer
 
 __all__ = ["LocalExecutor"]
 
@@ -21,14 +24,39 @@ class LocalExecutor:
     """Computes steps with one `ModelRunner`, and with drafts if it is given a `Speculator` on that runner.
 
     `grammars` knows the forms of answers that must have one; the speculator has the same. None where none is chosen.
+
+    Args:
+        runner: Runs the model.
+        speculator: Runs it with drafts; None without.
+        grammars: See above.
+        host_blocks: Blocks in host memory.
+        rank: Its number among the ranks of the runner's geometry.
+
+    Attributes:
+        mover: Moves what the blocks hold.
+
+    Raises:
+        ConfigError: There is no room in host memory for its blocks.
     """
 
     def __init__(
-        self, runner: ModelRunner, speculator: Speculator | None = None, grammars: Grammars | None = None
+        self,
+        runner: ModelRunner,
+        speculator: Speculator | None = None,
+        grammars: Grammars | None = None,
+        host_blocks: int = 0,
+        rank: int = 0,
     ) -> None:
         self._runner = runner
         self._speculator = speculator
         self._grammars = grammars
+        arena, layout = runner.arena, runner.layout
+        host = None
+        if host_blocks:
+            pinned = arena.device.type == "cuda"
+            host = Arena(layout, arena.geometry, host_blocks, pinned=pinned, option="--host-memory")
+        entries = () if speculator is None else speculator.drafter.entries
+        self.mover = BlockMover(arena, host, shares_of(layout, arena.geometry, rank, entries))
 
     def run(self, work: StepWork) -> Sequence[RowAnswer]:
         """Copy, compute, export and sample (see `Executor.run`).
@@ -69,8 +97,26 @@ class LocalExecutor:
     def restart(self) -> None:
         """Do nothing, as `check`."""
 
+    @property
+    def canonical(self) -> Mapping[str, CanonicalGroup]:
+        """What the objects of each group are."""
+        return {name: share.group for name, share in self.mover.shares.items()}
+
+    def move_blocks(self, out: Int32s, back: Int32s) -> None:
+        """Copy whole blocks to host memory and back (see `Executor.move_blocks`)."""
+        self.mover.move(out, back)
+
+    def read_objects(self, ranges: Sequence[BlockRange]) -> Sequence[memoryview]:
+        """Read the object of each range, of a rank that is alone (see `Executor.read_objects`)."""
+        return [self.mover.read(asked).data for asked in ranges]
+
+    def write_objects(self, ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        """Write an object to each range, of a rank that is alone (see `Executor.write_objects`)."""
+        for asked, data in zip(ranges, objects, strict=True):
+            self.mover.write(asked, np.frombuffer(data, dtype=np.uint8))
+
     def close(self) -> None:
         """Let go of the model and its memory."""
         if self._speculator is not None:
             self._speculator.close()
-        del self._runner, self._speculator
+        del self._runner, self._speculator, self.mover

@@ -1,8 +1,9 @@
 """What the driver and its ranks say to each other: one record per message, as bytes.
 
-The driver sends `Load`, `Prepare` and, for each step, a `StepWork` without what no rank reads (`compact`). A rank
-answers each with an `Answer`. Messages are MessagePack of these very records, arrays as their dtype, shape and bytes: a
-message can hold nothing else, so that reading one runs no code of whoever wrote it.
+The driver sends `Load`, `Prepare` and, for each step, a `StepWork` without what no rank reads (`compact`); between
+steps `MoveBlocks`, `ReadPortions` and `WritePortions`. A rank answers each with an `Answer`. Messages are MessagePack
+of these very records, arrays as their dtype, shape and bytes: a message can hold nothing else, so that reading one runs
+no code of whoever wrote it.
 
 Rejected: pickle, which does run code and would make every connection between machines a way in; and safetensors, which
 has no place for what is not an array.
@@ -19,22 +20,28 @@ import msgspec
 import numpy as np
 
 from headway.cache import CacheGeometry, TableKind
-from headway.engine.executor import StepWork
+from headway.engine.executor import Int32s, StepWork
 from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
 from headway.errors import ConfigError, HeadwayError, ModelError
+from headway.runtime.forward.canonical import GroupShare, Portion
 from headway.runtime.interface import RowAnswer, RowFault, SampleRow
 from headway.runtime.parallel.distributed import Rendezvous
 from headway.runtime.selfcheck import SelfCheck
 
 __all__ = [
     "Answer",
+    "Asked",
     "FaultSite",
     "Load",
     "Loaded",
+    "MoveBlocks",
+    "Moved",
     "Prepare",
     "Prepared",
     "RankFault",
+    "ReadPortions",
     "StepDone",
+    "WritePortions",
     "compact",
     "decode",
     "encode",
@@ -96,6 +103,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
         interleave: Consecutive tokens that one of them stores.
         single_steps: What the self-check says.
         max_running: Most requests that run at once.
+        host_blocks: Blocks in host memory.
     """
 
     blocks: int
@@ -105,6 +113,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     interleave: int
     single_steps: bool
     max_running: int
+    host_blocks: int = 0
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
@@ -113,10 +122,12 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         bytes: Bytes that the rank's blocks take.
         drafter: The drafter, and what it costs here; None without one.
+        shares: What the rank has of the objects of each group.
     """
 
     bytes: int
     drafter: ReadyDrafter | None
+    shares: tuple[GroupShare, ...] = ()
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
@@ -129,6 +140,41 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
 
     rows: Sequence[RowAnswer] = ()
     faults: dict[int, RowFault] = msgspec.field(default_factory=dict)
+
+
+class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Copy blocks between device and host memory: as for `Executor.move_blocks`."""
+
+    out: Int32s
+    back: Int32s
+
+
+class ReadPortions(msgspec.Struct, frozen=True, tag=True):
+    """Read what the rank has of portions of objects."""
+
+    portions: Sequence[Portion]
+
+
+class WritePortions(msgspec.Struct, frozen=True, tag=True):
+    """Write portions of objects.
+
+    Attributes:
+        portions: Where to.
+        data: The rank's part of each: every rank is sent its own.
+    """
+
+    portions: Sequence[Portion]
+    data: Sequence[memoryview]
+
+
+class Moved(msgspec.Struct, frozen=True, tag=True):
+    """What was to be moved has been.
+
+    Attributes:
+        data: What the rank has of each portion that was to be read; nothing else.
+    """
+
+    data: Sequence[memoryview] = ()
 
 
 class FaultSite(Enum):
@@ -165,15 +211,17 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     """What a rank says to a message.
 
     Attributes:
-        result: `Loaded`, `Prepared`, `StepDone` or `RankFault`.
+        result: `Loaded`, `Prepared`, `StepDone`, `Moved` or `RankFault`.
         collectives: Collectives that it has begun since it joined the others.
     """
 
-    result: Loaded | Prepared | StepDone | RankFault
+    result: Loaded | Prepared | StepDone | Moved | RankFault
     collectives: int
 
 
-Message: TypeAlias = Load | Prepare | StepWork | Answer
+Asked: TypeAlias = Load | Prepare | StepWork | MoveBlocks | ReadPortions | WritePortions
+"""What the driver sends."""
+Message: TypeAlias = Asked | Answer
 
 
 def encode(message: Message) -> bytes:
@@ -186,7 +234,9 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message. Its arrays are its own and may be written; sequences come back as lists or tuples.
+    """Return the message.
+
+    Its arrays are its own and may be written; a `memoryview` is one of `data`. Sequences come back as lists or tuples.
 
     Raises:
         ValueError: Not a message of `encode`.

@@ -98,13 +98,13 @@ class ProcessRanks:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _REST_SECONDS, 0))
         self._connections.append(Connection(ours.detach()))
 
-    def send(self, message: bytes, timeout: float) -> None:
-        """Send a message to every rank (see `RankGroup.send`)."""
+    def send(self, messages: Sequence[bytes], timeout: float) -> None:
+        """Send every rank a message (see `RankGroup.send`)."""
         for rank, connection in enumerate(self._connections):
             with socket.socket(fileno=os.dup(connection.fileno())) as end:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", max(1, int(timeout)), 0))
             try:
-                connection.send_bytes(message)
+                connection.send_bytes(messages[rank % len(messages)])
             except BlockingIOError as error:
                 raise RanksLostError(f"rank {rank} has taken no message for {timeout:g} seconds") from error
             except OSError as error:

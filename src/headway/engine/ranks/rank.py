@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 
 import msgspec
+import numpy as np
 import torch
 
 from headway.cache import CacheGeometry, ParallelLayout
@@ -25,15 +26,20 @@ from headway.engine.ranks.messages import (
     FaultSite,
     Load,
     Loaded,
+    MoveBlocks,
+    Moved,
     Prepare,
     Prepared,
     RankFault,
+    ReadPortions,
     StepDone,
+    WritePortions,
     decode,
     encode,
 )
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.forward.grammars import Grammars
+from headway.runtime.forward.moves import BlockMover
 from headway.runtime.forward.runner import IN_FORWARD, ModelRunner
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
 from headway.runtime.model.memory import default_memory
@@ -41,7 +47,7 @@ from headway.runtime.parallel.context_parallel import HeadMerge
 from headway.runtime.parallel.distributed import CollectiveError, TorchCommunicator, join_group
 from headway.runtime.selfcheck import self_check
 
-__all__ = ["Rank"]
+__all__ = ["Rank", "moved"]
 
 
 class Rank:
@@ -72,9 +78,12 @@ class Rank:
         except Exception as error:
             return _encoded(RankFault(type(error).__name__, str(error), _site(error)))
 
-    def _answer(self, asked: object) -> Loaded | Prepared | StepDone:
+    def _answer(self, asked: object) -> Loaded | Prepared | StepDone | Moved:
         if isinstance(asked, StepWork):
             return self._run(asked)
+        if isinstance(asked, MoveBlocks | ReadPortions | WritePortions):
+            assert self._executor is not None, "a rank is asked to move blocks before it has made room"
+            return moved(self._executor.mover, asked)
         if isinstance(asked, Load):
             return self._load(asked)
         assert isinstance(asked, Prepare), f"a rank was sent a {type(asked).__name__}"
@@ -108,8 +117,8 @@ class Rank:
         speculator, measured = speculator_of(
             self._drafts, runner, self._drafter, asked.max_running, self._group, grammars
         )
-        self._executor = LocalExecutor(runner, speculator, grammars)
-        return Prepared(runner.arena.bytes, measured)
+        self._executor = LocalExecutor(runner, speculator, grammars, asked.host_blocks, self._rank)
+        return Prepared(runner.arena.bytes, measured, tuple(self._executor.mover.shares.values()))
 
     def _run(self, work: StepWork) -> StepDone:
         assert self._executor is not None, "a rank is sent a step before it has made room"
@@ -120,7 +129,19 @@ class Rank:
         return StepDone(rows if self._rank == 0 else (), faults)
 
 
-def _encoded(result: Loaded | Prepared | StepDone | RankFault) -> bytes:
+def moved(mover: BlockMover, asked: MoveBlocks | ReadPortions | WritePortions) -> Moved:
+    """Do what a message says with the blocks of one rank."""
+    if isinstance(asked, ReadPortions):
+        return Moved([mover.read_portion(portion).data for portion in asked.portions])
+    if isinstance(asked, WritePortions):
+        for portion, data in zip(asked.portions, asked.data, strict=True):
+            mover.write_portion(portion, np.frombuffer(data, dtype=np.uint8))
+    else:
+        mover.move(asked.out, asked.back)
+    return Moved()
+
+
+def _encoded(result: Loaded | Prepared | StepDone | Moved | RankFault) -> bytes:
     return encode(Answer(result, TorchCommunicator.begun))
 
 

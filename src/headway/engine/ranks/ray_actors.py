@@ -120,10 +120,10 @@ class RayRanks:
             raise RanksLostError(f"rank 0 does not start in the Ray cluster: {error}") from error
         self.meeting = Rendezvous(host=host, port=port)
 
-    def send(self, message: bytes, timeout: float) -> None:
-        """Send a message to every rank; Ray does not make the sender wait (see `RankGroup.send`)."""
-        shared = self._ray.put(message)
-        self._pending = {actor.answer.remote(shared): rank for rank, actor in enumerate(self.actors)}
+    def send(self, messages: Sequence[bytes], timeout: float) -> None:
+        """Send every rank a message; Ray does not make the sender wait (see `RankGroup.send`)."""
+        held = [self._ray.put(message) for message in messages]
+        self._pending = {actor.answer.remote(held[rank % len(held)]): rank for rank, actor in enumerate(self.actors)}
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
         """Return the next answer (see `RankGroup.receive`)."""

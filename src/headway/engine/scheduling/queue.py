@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from headway.engine.request import RunningRequest
 
-__all__ = ["FairQueue", "Queued", "WaitingRequests"]
+__all__ = ["Cancellable", "FairQueue", "Queued", "WaitingRequests"]
 
 
 class Queued(Protocol):
@@ -164,8 +164,15 @@ class FairQueue(Generic[EntryT]):
         return entry
 
 
+class Cancellable(Protocol):
+    """Something that a request waits for."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+
+
 class WaitingRequests:
-    """The queue, and behind some requests followers that wait for what these compute.
+    """The queue, behind some requests followers that wait for what these compute, and requests that wait for loads.
 
     Attributes:
         queue: Requests that can be admitted, in a fair order.
@@ -174,13 +181,15 @@ class WaitingRequests:
     def __init__(self) -> None:
         self.queue: FairQueue[RunningRequest] = FairQueue()
         self._followers: dict[str, list[tuple[int, RunningRequest]]] = {}
+        self._loads: dict[str, tuple[RunningRequest, Cancellable]] = {}
 
     def __len__(self) -> int:
-        return len(self.queue) + sum(len(held) for held in self._followers.values())
+        return len(self.queue) + len(self._loads) + sum(len(held) for held in self._followers.values())
 
     def __iter__(self) -> Iterator[RunningRequest]:
         """Every request that waits, in no particular order."""
         yield from self.queue
+        yield from (request for request, _ in self._loads.values())
         for held in self._followers.values():
             yield from (request for _, request in held)
 
@@ -201,6 +210,20 @@ class WaitingRequests:
             if computed is None or position <= computed:
                 self.queue.push(request)
 
+    @property
+    def loading(self) -> int:
+        """Requests that wait for loads."""
+        return len(self._loads)
+
+    def wait_for(self, request: RunningRequest, load: Cancellable) -> None:
+        """Let a request, which is in no line, wait for a load until `loaded`."""
+        self._loads[request.request_id] = request, load
+
+    def loaded(self, request: RunningRequest) -> None:
+        """Queue a request whose load has ended, before all that never waited: it has had its turn."""
+        del self._loads[request.request_id]
+        self.queue.push_returned(request)
+
     def release_reached(self, leaders: Iterable[RunningRequest]) -> None:
         """Queue the followers of running requests that wait for what these have computed."""
         for leader in leaders:
@@ -210,6 +233,9 @@ class WaitingRequests:
         """Take a request out wherever it waits; its own followers stay. One that does not wait is ignored."""
         if self.queue.remove(request):
             return
+        if request.request_id in self._loads:
+            self._loads.pop(request.request_id)[1].cancel()
+            return
         for held in self._followers.values():
             held[:] = [one for one in held if one[1] is not request]
 
@@ -218,5 +244,8 @@ class WaitingRequests:
         held = list(self)
         for request in list(self.queue):
             self.queue.remove(request)
+        for _, load in self._loads.values():
+            load.cancel()
+        self._loads.clear()
         self._followers.clear()
         return held

@@ -10,11 +10,12 @@ have and run *alone* until they are past the place of the failure, so that a req
 from those that were with it: only a failure alone counts against a request.
 
 A request that would compute what a running prefill is about to compute waits behind that one instead, and others pass
-(`_hold`). It waits for a position at which it can resume; where the two part far behind a planned checkpoint, the one
-that runs takes the junction that the other would have taken. Only a prefill that has come at least as far as the
-request's own hit is waited for, so that waiting takes no longer than computing. Whoever waits is let go when the
-position is computed, and when the one it waits for gives way, fails or ends. Rejected: reading in a step what another
-row of the same step writes, which needs rows to be computed in turn, and states exported between them.
+(`headway.engine.scheduling.gate`). It waits for a position at which it can resume; where the two part far behind a
+planned checkpoint, the one that runs takes the junction that the other would have taken. Only a prefill that has come
+at least as far as the request's own hit is waited for, so that waiting takes no longer than computing. Whoever waits is
+let go when the position is computed, and when the one it waits for gives way, fails or ends. Rejected: reading in a
+step what another row of the same step writes, which needs rows to be computed in turn, and states exported between
+them.
 
 Who gives up leaves what its steps have committed, as who gives way does: clients come back. An answer that ends inside
 its last tokens (a stop string, an unfinished character) leaves the state before them: a request whose next step will
@@ -43,12 +44,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.cache import Hit, PrefixCache, Prompt
+from headway.cache import PrefixCache, Prompt
 from headway.engine.config import EngineConfig
-from headway.engine.errors import NotFiniteError, RequestFailedError
+from headway.engine.errors import NotFiniteError, RanksLostError, RequestFailedError
 from headway.engine.request import Delta, RunningRequest, Update
-from headway.engine.scheduling.admission import fits_beside, leader_of
 from headway.engine.scheduling.drafts import DraftPlanner
+from headway.engine.scheduling.gate import Gate
+from headway.engine.scheduling.lower import LowerTiers
 from headway.engine.scheduling.queue import WaitingRequests
 from headway.engine.scheduling.step import ScheduledStep, scheduled_step
 from headway.engine.stats import EngineCounters
@@ -68,6 +70,7 @@ class Scheduler:
 
     Attributes:
         cache: The prefix cache; no other object changes it.
+        lower: The tiers below its memory, or None.
         running: Requests that hold a lease, in order of arrival.
         counters: Totals.
     """
@@ -79,8 +82,10 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         planner: DraftPlanner | None = None,
         long_rope: LongRope | None = None,
+        lower: LowerTiers | None = None,
     ) -> None:
         self.cache = cache
+        self.lower = lower
         self.running: list[RunningRequest] = []
         self.counters = EngineCounters()
         self._config = config
@@ -90,9 +95,7 @@ class Scheduler:
         self._waiting = WaitingRequests()
         self._queue = self._waiting.queue
         self._starved: list[RunningRequest] = []
-        self._closed_for_admission = False
-        self._epoch = 0
-        """Grows with what may let in a request that was found not to fit: prompts computed, requests gone."""
+        self._gate = Gate(cache, config, self._waiting, self.running, self._answering, lower, long_rope)
         self._news: list[Update] = []
         self._forgotten: list[str] = []
 
@@ -104,7 +107,12 @@ class Scheduler:
     @property
     def held(self) -> int:
         """Of these, requests behind a leader."""
-        return len(self._waiting) - len(self._queue)
+        return len(self._waiting) - len(self._queue) - self.loading
+
+    @property
+    def loading(self) -> int:
+        """Of those that wait, requests that wait for what disks and stores have."""
+        return self._waiting.loading
 
     @property
     def drafter(self) -> str | None:
@@ -113,8 +121,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.running and not self.waiting
+        """Whether there is nothing to do now: nobody runs, and who waits waits for a load."""
+        return not self.running and not self._queue
 
     def add(self, request: RunningRequest, followers: Sequence[RunningRequest] = ()) -> None:
         """Queue a request. `followers` have the same prompt: they are queued once its prefill can be reused."""
@@ -126,6 +134,9 @@ class Scheduler:
         """Choose the next step and take its blocks. Returns None where no request can compute anything now.
 
         Requests may fail here (`take_news`): those that could not run even with the whole pool.
+
+        Raises:
+            RanksLostError: Blocks were to be moved between tiers, and the ranks are gone.
         """
         if self._starved and not self._finish_draining():
             self._preempt_youngest()
@@ -189,7 +200,10 @@ class Scheduler:
         self.counters.not_finite += fault.form is None
         if fault.damaged is not None:
             self.counters.damaged_prefixes += 1
-            self.cache.forget(Prompt(request.tokens[: fault.damaged], namespace=namespace))
+            damaged = Prompt(request.tokens[: fault.damaged], namespace=namespace)
+            self.cache.forget(damaged)
+            if self.lower is not None:
+                self.lower.forget(damaged)
             self._forgotten.append(request.request.salt)
         kind = NotFiniteError if fault.form is None else RequestFailedError
         error = kind(f"request {request.request_id}: {fault.told(place)}")
@@ -216,7 +230,7 @@ class Scheduler:
         request.take_scores(start, answer.scored)
         request.observed = start + pending
         if pending > 1 or start < request.prompt_length:
-            self._epoch += 1
+            self._gate.epoch += 1
         if answer.tokens:
             told = self._take_tokens(request, answer)
             kept = min(kept, pending + told - 1)
@@ -332,14 +346,7 @@ class Scheduler:
         for request in self.running:
             if request.alone:
                 return request
-        while (head := self._queue.peek()) is not None and head.alone and self._has_place(head):
-            head.hit = self.cache.lookup(self._prompt(head))
-            if not self._fits(head, head.hit):
-                return None
-            admitted = self._admit()
-            if admitted is not None and admitted.alone:
-                return admitted
-        return None
+        return self._admit_next(alone=True)
 
     def _wanted(self, request: RunningRequest) -> int:
         """Tokens up to where its next chunk should stop: one, if it is a chunk that its model cannot continue by.
@@ -359,68 +366,7 @@ class Scheduler:
         """Whether the model continues token by token only."""
         return self._config.step_price is not None
 
-    def _admit_next(self) -> RunningRequest | None:
-        """Admit the next request that may run beside others, or None if there is none now."""
-        while (head := self._queue.peek()) is not None and not head.alone and self._has_place(head):
-            hit = head.hit = self.cache.lookup(self._prompt(head))
-            if self._hold(head, hit):
-                continue
-            if not self._fits(head, hit):
-                break
-            if (admitted := self._admit()) is not None:
-                return admitted
-        return None
-
-    def _has_place(self, request: RunningRequest) -> bool:
-        """Whether a request could be admitted now if its tokens fit."""
-        full = self._closed_for_admission or len(self.running) >= self._config.max_running
-        return not self.running or not (full or request.refused_epoch == self._epoch)
-
-    def _hold(self, request: RunningRequest, hit: Hit) -> bool:
-        """Let the head of the queue wait for a running prefill that is about to compute what it needs, if there is one.
-
-        Returns whether it waits. Who has been running before does not.
-        """
-        least = self._config.wait_tokens
-        if least == 0 or self._single_steps or request.cached_tokens is not None or request.unscored(0):
-            return False
-        prefills = [r for r in self.running if not self._answering(r)]
-        if (found := leader_of(self.cache, hit, prefills, least)) is None:
-            return False
-        leader, position = found
-        assert leader.lease is not None
-        self.cache.keep_at(leader.lease.row, position)
-        self._queue.pop()
-        self._waiting.hold(request, leader, position)
-        request.waited_from = hit.tokens if request.waited_from is None else request.waited_from
-        return True
-
-    def _fits(self, request: RunningRequest, hit: Hit) -> bool:
-        """Whether the known tokens of all that run fit into the pool beside this request's."""
-        if not self.running:
-            return True
-        held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
-        used = hit.tokens if hit.tokens >= self._least_hit(request, hit) else 0
-        fits = fits_beside(self.cache, held, request.known, used)
-        request.refused_epoch = None if fits else self._epoch
-        return fits
-
-    def _least_hit(self, request: RunningRequest, hit: Hit) -> int:
-        """Tokens from which on a hit is used; more than there are where it hides log probabilities that are wanted."""
-        if request.unscored(0) and not request.unscored(hit.tokens):
-            return request.known + 1
-        return self._config.least_hit(request.known)
-
-    def _prompt(self, request: RunningRequest) -> Prompt:
-        """What the cache is asked for. Entries of the long set of frequencies are in a namespace of their own."""
-        of_set = "long-rope" if self._begins_long(request) else ""
-        return request.cache_prompt(self.cache.namespace(of_set, salt=request.request.salt))
-
     # -- two sets of rotary frequencies -----------------------------------------------------------------------------
-
-    def _begins_long(self, request: RunningRequest) -> bool:
-        rope = self._long_rope
-        return rope is not None and rope.begins_long(request.prompt_length, request.known)
 
     def _one_set(self, request: RunningRequest) -> int:
         """Most tokens of a request that one step may compute, since they use one set of frequencies."""
@@ -429,7 +375,7 @@ class Scheduler:
 
     def _begin_long(self, requests: Sequence[RunningRequest]) -> None:
         """Send requests back to be computed anew whose entries no longer go with what follows them."""
-        grown = [r for r in requests if r.finish_reason is None and self._begins_long(r) != r.long]
+        grown = [r for r in requests if r.finish_reason is None and self._gate.begins_long(r) != r.long]
         if grown:
             self.cache.preempt(self._rows(grown))
         for request in grown:
@@ -438,32 +384,44 @@ class Scheduler:
 
     # -- moving requests --------------------------------------------------------------------------------------------
 
+    def _admit_next(self, *, alone: bool = False) -> RunningRequest | None:
+        """Admit the next request that may begin, of those that run `alone` or of the others. None if there is none."""
+        while self._gate.opens(alone=alone):
+            if (admitted := self._admit()) is not None and admitted.alone == alone:
+                return admitted
+        return None
+
     def _admit(self) -> RunningRequest | None:
         """Lease memory for the head of the queue. Returns it, or None if it failed."""
         request = self._queue.pop()
         asked = request.request.find_displaced and request.cached_tokens is None
-        displaced = self.cache.explain(self._prompt(request)).displaced if asked else None
+        displaced = self.cache.explain(self._gate.prompt(request)).displaced if asked else None
         try:
-            prompt = self._prompt(request)
-            hit = request.hit or self.cache.lookup(prompt)
-            lease = self.cache.lease(prompt, hit, least_hit=self._least_hit(request, hit))
+            begun = self._gate.begin(request)
         except UnservableError as error:
             self._fail_request(request, error)
             return None
+        except RanksLostError:
+            self._queue.push_returned(request)
+            raise
+        lease, reused = begun.lease, begun.lease.computed
         first = request.cached_tokens is None
         request.lease, request.computed, request.observed, request.hit = lease, lease.computed, 0, None
         request.wishes = lease.wishes
-        request.long = self._begins_long(request)
+        request.long = self._gate.begins_long(request)
         if self._planner is not None and not len(request.survival):
             request.survival = self._planner.new_estimate()
         if first:
-            request.cached_tokens, request.resumed_from = lease.hit.tokens, lease.hit.kind
+            request.cached_tokens, request.resumed_from = reused, begun.resumed_from
+            request.loaded = {begun.tier: begun.tokens} if begun.tier else {}
             waited_from = lease.hit.tokens if request.waited_from is None else request.waited_from
             request.waited_tokens = max(0, lease.hit.tokens - waited_from)
             request.explanation = replace(lease.explanation, displaced=displaced) if displaced else lease.explanation
             request.timings.admitted = self._clock()
-        self.counters.count_admission(request, first, lease.hit.tokens)
-        self._queue.charge(request.user, request.known - lease.hit.tokens)
+        self.counters.count_admission(request, first, reused)
+        if begun.tier:
+            self.counters.loaded_tokens[begun.tier] += begun.tokens
+        self._queue.charge(request.user, request.known - reused)
         self.running.append(request)
         self.running.sort(key=lambda r: r.order)
         return request
@@ -480,7 +438,7 @@ class Scheduler:
         self.counters.preemptions += 1
         self._stop_running(victim)
         self._queue.push_returned(victim)
-        self._closed_for_admission = True
+        self._gate.closed = True
 
     def _finish_draining(self) -> bool:
         """Let go of requests that have been answered, as far as they have come. Returns whether there were any."""
@@ -508,13 +466,15 @@ class Scheduler:
         self.running.remove(request)
         request.lease, request.computed = None, 0
         self._waiting.release(request)
-        self._epoch += 1
+        self._gate.epoch += 1
 
     def _leave(self, request: RunningRequest) -> None:
         """Bookkeeping of an end: the request is in no list afterwards."""
+        if request.fetched is not None:
+            request.fetched.release()
         if request.lease is not None:
             self._stop_running(request)
-        self._closed_for_admission, self._starved = False, []
+        self._gate.closed, self._starved = False, []
         if request.timings.finished is None:
             request.timings.finished = self._clock()
         self.counters.finished[request.finish_reason or "error"] += 1

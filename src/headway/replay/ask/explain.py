@@ -18,7 +18,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from headway.cache import CheckpointRemoved, CheckpointStored, Displaced, Event, Path
+from headway.cache import CheckpointRemoved, CheckpointStored, Displaced, Event, Evicted, Path
 from headway.errors import ConfigError
 from headway.formats import Trace
 from headway.formats.read import read_entries
@@ -157,7 +157,7 @@ def story_of(
         evictions=[
             Eviction(tokens(loss.start), tokens(loss.stop), tokens(went.position), went.kind, went.cause, went.age)
             for loss in found.losses
-            if (went := loss.detail)
+            if isinstance(went := loss.detail, Evicted)
         ],
         evicted=dict(sorted(evicted.items())),
         losses=[

@@ -24,6 +24,7 @@ from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.sampling import Stream, distributions, draw, uniform
 from headway.runtime.interface import SampleRow
+from headway.runtime.model.layout import Entries
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["DraftRequest", "Drafter", "Observed", "Proposal", "choose", "proposals"]
@@ -110,6 +111,7 @@ class Drafter(Protocol):
     Attributes:
         name: What it is called in metrics: `lookup`, `mtp`, `dspark`.
         groups: Its groups in the cache; none if it keeps nothing there.
+        entries: What it keeps of a token in each of them.
         feature_layers: Decoder layers of the target whose outputs it reads, -1 for the embeddings.
         mixed_features: Whether it reads what the next layer makes of these outputs (see `FeatureTap`).
         most: Most tokens that it can propose at once.
@@ -117,6 +119,7 @@ class Drafter(Protocol):
 
     name: str
     groups: tuple[LayerSpec, ...]
+    entries: tuple[Entries, ...]
     feature_layers: tuple[int, ...]
     mixed_features: bool
     most: int

@@ -26,6 +26,7 @@ from headway.runtime.drafting.memory import DraftMemory, EntrySizes, Histories
 from headway.runtime.drafting.target import Target
 from headway.runtime.forward.arena import Arena
 from headway.runtime.model.attention import Scores
+from headway.runtime.model.layout import Entries
 from headway.runtime.parallel.context_parallel import HeadMerge, partial_attention
 
 __all__ = ["DSparkDrafter", "DSparkNetwork"]
@@ -128,6 +129,7 @@ class DSparkDrafter:
         self._sizes = sizes
         self._causal = causal
         self.groups: tuple[LayerSpec, ...] = (sizes.group(self.lookahead),)
+        self.entries: tuple[Entries, ...] = (sizes.entries,)
         self._prepared: Tensor | None = None
 
     def attach(self, arena: Arena, merge: HeadMerge | None = None) -> None:

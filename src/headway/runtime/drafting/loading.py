@@ -32,7 +32,7 @@ from headway.runtime.drafting.target import Target
 from headway.runtime.interface import MOST_DRAFT_TOKENS
 from headway.runtime.sources import foreign_drafter
 
-__all__ = ["DrafterConfig", "groups_without_weights", "load_drafter", "save_drafter"]
+__all__ = ["DrafterConfig", "drafter_folder", "groups_without_weights", "load_drafter", "save_drafter"]
 
 _PUBLISHED_TOKENS = 3
 """Tokens of a draft of a head in the checkpoint, if nobody says: it was trained for one, and is fed with its own."""
@@ -191,6 +191,15 @@ def groups_without_weights(
         return (config.sizes(dtype).group(DSparkDrafter.lookahead),)
     lookahead = MtpDrafter.lookahead if config.drafter == "mtp" else DSparkDrafter.lookahead
     return (config.shape.entries(config.layers, dtype).group(lookahead),)
+
+
+def drafter_folder(source: str, folder: Path | None) -> Path | None:
+    """The folder of a drafter's own weights; None where it has none: `lookup`, and heads in the target's checkpoint.
+
+    Raises:
+        ModelError: There is no such drafter.
+    """
+    return None if source == "lookup" or _is_published(source, folder) else _find(source, folder)
 
 
 def _is_published(source: str, folder: Path | None) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headway.cache import LayerSpec
 from headway.runtime.drafting.drafter import DraftRequest, Observed, Proposal
 from headway.runtime.forward.arena import Arena
+from headway.runtime.model.layout import Entries
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["PromptLookup"]
@@ -36,6 +37,7 @@ class PromptLookup:
 
     name = "lookup"
     groups: tuple[LayerSpec, ...] = ()
+    entries: tuple[Entries, ...] = ()
     feature_layers: tuple[int, ...] = ()
 
     def __init__(self, most: int) -> None:

@@ -53,6 +53,15 @@ class EntrySizes:
     dtype: torch.dtype
     sharded: bool = False
 
+    @property
+    def entries(self) -> Entries:
+        """Where they lie within a token's bytes: keys and values, layer by layer."""
+        fields: list[Field] = []
+        for i in range(self.layers):
+            for part, shape in (("keys", self.keys), ("values", self.values)):
+                fields.append(Field(f"{part}:{i}", shape, self.dtype, sum(field.bytes for field in fields)))
+        return Entries(GROUP, tuple(fields))
+
     def group(self, lookahead: int) -> FullAttention:
         """The cache group, for entries that depend on `lookahead` later tokens."""
         each = math.prod(self.keys) + math.prod(self.values)
@@ -87,11 +96,7 @@ class DraftMemory:
     """
 
     def __init__(self, arena: Arena, sizes: EntrySizes, merge: HeadMerge | None = None) -> None:
-        fields: list[Field] = []
-        for i in range(sizes.layers):
-            for part, shape in (("keys", sizes.keys), ("values", sizes.values)):
-                fields.append(Field(f"{part}:{i}", shape, sizes.dtype, sum(field.bytes for field in fields)))
-        views = arena.views(Entries(GROUP, tuple(fields)))
+        views = arena.views(sizes.entries)
         self._views = list(zip(views[::2], views[1::2], strict=True))
         self._table = arena.geometry.group(GROUP).table
         self._device = arena.device

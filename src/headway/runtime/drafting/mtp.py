@@ -27,6 +27,7 @@ from headway.runtime.drafting.memory import DraftMemory, EntrySizes, Histories
 from headway.runtime.drafting.target import Target
 from headway.runtime.forward.arena import Arena
 from headway.runtime.model.attention import Scores
+from headway.runtime.model.layout import Entries
 from headway.runtime.parallel.context_parallel import HeadMerge
 
 __all__ = ["MtpDrafter", "MtpHead", "MtpNetwork"]
@@ -110,6 +111,7 @@ class MtpDrafter:
         self._target = target
         self._sizes = sizes
         self.groups: tuple[LayerSpec, ...] = (sizes.group(self.lookahead),)
+        self.entries: tuple[Entries, ...] = (sizes.entries,)
         self._last = torch.zeros((0, target.hidden), dtype=target.dtype, device=target.device)
 
     def attach(self, arena: Arena, merge: HeadMerge | None = None) -> None:

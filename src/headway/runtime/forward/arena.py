@@ -7,7 +7,10 @@ NaN. What gathers history replaces all that lies outside a row's own entries bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -28,16 +31,25 @@ class Arena:
         geometry: Where it is stored; its groups are those of `layout`.
         blocks: Number of blocks.
         device: Device of the memory.
+        pinned: Lock the pages of host memory, which a GPU then reads and writes by itself.
+        option: The option that says how large it is, for messages.
 
     Attributes:
         data: uint8 [blocks, block_bytes]. Rows start at multiples of 64 bytes.
+        rows: uint8 [blocks, bytes from row to row], the same memory with what fills the rows up.
 
     Raises:
         ConfigError: Groups of another model, or no room for the blocks.
     """
 
     def __init__(
-        self, layout: ModelLayout, geometry: CacheGeometry, blocks: int, device: torch.device | str = "cpu"
+        self,
+        layout: ModelLayout,
+        geometry: CacheGeometry,
+        blocks: int,
+        device: torch.device | str = "cpu",
+        pinned: bool = False,
+        option: str = "--memory",
     ) -> None:
         self.layout = layout
         self.geometry = geometry
@@ -45,9 +57,10 @@ class Arena:
         self.device = torch.device(device)
         self._groups: dict[str, GroupGeometry] = {group.spec.name: group for group in geometry.groups}
         self._check()
-        whole = _allocate((blocks, row_bytes(geometry)), self.device)
+        whole = self.rows = _allocate((blocks, row_bytes(geometry)), self.device, option)
+        if pinned:
+            weakref.finalize(self, _lock_pages(whole, option))
         self.data = whole[:, : geometry.block_bytes]
-        self._whole = whole
         self._typed: dict[torch.dtype, torch.Tensor] = {torch.uint8: whole}
         self._entries: dict[int, tuple[torch.Tensor, ...]] = {}
 
@@ -85,7 +98,7 @@ class Arena:
     def _as(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the whole memory as [blocks, stride / itemsize] of `dtype`."""
         if dtype not in self._typed:
-            self._typed[dtype] = self._whole.view(dtype)
+            self._typed[dtype] = self.rows.view(dtype)
         return self._typed[dtype]
 
     def gather_states(self, ids: torch.Tensor) -> torch.Tensor:
@@ -129,7 +142,7 @@ class Arena:
     @property
     def bytes(self) -> int:
         """Bytes that the memory takes on the device."""
-        return self._whole.nbytes
+        return self.rows.nbytes
 
     @property
     def state_blocks(self) -> int:
@@ -139,10 +152,11 @@ class Arena:
     def copy_blocks(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy whole blocks, int64 [k] to int64 [k]; every source is read before any destination is written."""
         if len(source):
-            self.data.index_copy_(0, destination, self.data.index_select(0, source))
+            rows = self._as(torch.int64)  # eight bytes at a time: rows are multiples of that
+            rows.index_copy_(0, destination, rows.index_select(0, source))
 
 
-def _allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+def _allocate(shape: tuple[int, int], device: torch.device, option: str) -> torch.Tensor:
     """Memory as it is.
 
     Raises:
@@ -152,4 +166,23 @@ def _allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=device)
     except (RuntimeError, MemoryError) as error:
         size, reason = format_bytes(shape[0] * shape[1]), str(error).strip().partition("\n")[0]
-        raise ConfigError(f"there is no room for a cache of {size} on {device}: lower --memory ({reason})") from error
+        raise ConfigError(f"there is no room for a cache of {size} on {device}: lower {option} ({reason})") from error
+
+
+def _lock_pages(memory: torch.Tensor, option: str) -> Callable[[], object]:
+    """Lock the pages of host memory, as it is: torch's own allocator would take up to twice as much.
+
+    Returns:
+        What undoes it, to be called before the memory is let go of.
+
+    Raises:
+        ConfigError: The system does not allow it.
+    """
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if code:
+        raise ConfigError(
+            f"{format_bytes(memory.nbytes)} of host memory cannot be page-locked for the GPU (CUDA error {code}): "
+            f"lower {option}, or raise the limit of locked memory (ulimit -l)"
+        )
+    return partial(runtime.cudaHostUnregister, memory.data_ptr())

@@ -36,6 +36,7 @@ __all__ = [
     "LayerLayout",
     "LayoutBuilder",
     "ModelLayout",
+    "Part",
     "Share",
     "layout_of_ranks",
 ]
@@ -59,6 +60,36 @@ def layout_of_ranks(tp: int = 1, dcp: int = 1, interleave: int = 1) -> ParallelL
 
 
 @dataclass(frozen=True)
+class Part:
+    """A run of a tensor's dimension that is cut among the ranks by itself: the queries in a fused projection, say.
+
+    Attributes:
+        length: Elements.
+        units: What may not be torn: heads, for example. Every rank gets an equal run of them.
+        shared: Where ranks outnumber units, neighbouring ranks may have the same one.
+    """
+
+    length: int
+    units: int
+    shared: bool = False
+
+    def of(self, rank: int, size: int) -> tuple[int, int] | None:
+        """The share of rank `rank` of `size`, [first, stop) in elements of the part; None if it cannot be cut so."""
+        each = self.length // self.units
+        if self.units % size == 0:
+            count = self.units // size
+            return rank * count * each, (rank + 1) * count * each
+        if self.shared and size % self.units == 0:
+            unit = rank * self.units // size
+            return unit * each, (unit + 1) * each
+        return None
+
+    def owner(self, rank: int, size: int) -> bool:
+        """Whether no rank before `rank` has the same share."""
+        return rank == 0 or self.of(rank - 1, size) != self.of(rank, size)
+
+
+@dataclass(frozen=True)
 class Field:
     """One tensor that a layer keeps.
 
@@ -67,12 +98,15 @@ class Field:
         shape: Its shape for one token ([heads, width]) or one state (without the batch dimension).
         dtype: Its type.
         offset: First byte: within one token's entry of the group, or within the group's state.
+        parts: How the whole tensor's first dimension is cut among the ranks that share the weights; nothing where each
+            has all of it; None where that is not known for certain.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     offset: int
+    parts: tuple[Part, ...] | None = ()
 
     @property
     def bytes(self) -> int:
@@ -96,6 +130,11 @@ class Entries:
     def bytes(self) -> int:
         """Bytes of one token or one state, without padding."""
         return sum(field.bytes for field in self.fields)
+
+    def cut_as(self, other: Entries) -> Entries:
+        """The same, with what `other` says of how the same fields are cut."""
+        pairs = zip(self.fields, other.fields, strict=True)
+        return replace(self, fields=tuple(replace(mine, parts=theirs.parts) for mine, theirs in pairs))
 
 
 class Share(Enum):
@@ -211,9 +250,9 @@ class ModelLayout:
             fields = [(f.name, f.shape, f.dtype) for f in tokens.fields]
             if layer.share is Share.SPLIT and layer.in_full:
                 fields = [(n, (s[0] * dcp // self.gathered, *s[1:]), d) for n, s, d in fields]
-            tokens = builder.tokens(tokens.group.partition("-")[0], size, fields)
+            tokens = builder.tokens(tokens.group.partition("-")[0], size, fields).cut_as(tokens)
         if state is not None:
-            state = builder.state([(f.name, f.shape, f.dtype) for f in state.fields])
+            state = builder.state([(f.name, f.shape, f.dtype) for f in state.fields]).cut_as(state)
         return replace(layer, tokens=tokens, state=state)
 
 
@@ -285,7 +324,7 @@ class LayoutBuilder:
         made: list[Field] = []
         for name, shape, dtype in fields:
             offset = -(-self._sizes.get(group, 0) // alignment) * alignment
-            made.append(Field(name, shape, dtype, offset))
+            made.append(Field(name, shape, dtype, offset, () if self.tp == 1 else None))
             self._sizes[group] = offset + made[-1].bytes
         return Entries(group, tuple(made))
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from headway.errors import ConfigError
+from headway.runtime.model.layout import Part
 from headway.runtime.parallel.communicator import Communicator
 
 __all__ = [
     "Cut",
-    "Part",
     "divide",
     "even",
     "gather_output",
@@ -22,32 +22,6 @@ __all__ = [
     "split_input",
     "sum_once",
 ]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A run of a tensor's dimension that is cut among the ranks by itself: the queries in a fused projection, say.
-
-    Attributes:
-        length: Elements.
-        units: What may not be torn: heads, for example. Every rank gets an equal run of them.
-        shared: Where ranks outnumber units, neighbouring ranks may have the same one.
-    """
-
-    length: int
-    units: int
-    shared: bool = False
-
-    def of(self, rank: int, size: int) -> tuple[int, int] | None:
-        """The share of rank `rank` of `size`, [first, stop) in elements of the part; None if it cannot be cut so."""
-        each = self.length // self.units
-        if self.units % size == 0:
-            count = self.units // size
-            return rank * count * each, (rank + 1) * count * each
-        if self.shared and size % self.units == 0:
-            unit = rank * self.units // size
-            return unit * each, (unit + 1) * each
-        return None
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,14 @@ import torch
 from torch import nn
 
 from headway.errors import ConfigError, ModelError
+from headway.runtime.model.layout import Part
 from headway.runtime.parallel.communicator import Communicator
-from headway.runtime.parallel.cuts import Cut, Part, divide, keep_share, sum_once
+from headway.runtime.parallel.cuts import Cut, divide, keep_share, sum_once
 
-__all__ = ["MIXERS", "split_mixer"]
+__all__ = ["CONVOLUTION_PARTS", "MIXERS", "split_mixer"]
+
+CONVOLUTION_PARTS = "headway_convolution_parts"
+"""Attribute of a mixer that was split: a tuple of `Part`, how the channels of its convolution were cut."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,7 @@ def split_mixer(mixer: nn.Module, ranks: Communicator) -> None:
         divide(mixer.get_submodule(owner), own, ranks.size)
     if record.groups:
         _share_groups(mixer, record, ranks)
+    vars(mixer)[CONVOLUTION_PARTS] = record.cuts["conv1d.weight"].parts  # its state has the channels of its weight
     convolution: Any = mixer.get_submodule("conv1d")
     convolution.in_channels = convolution.out_channels = convolution.groups = len(convolution.weight)
     sum_once(mixer.get_submodule(record.output), ranks)

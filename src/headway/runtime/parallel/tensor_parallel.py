@@ -12,7 +12,7 @@ Embeddings and the output head stay whole on every rank, whatever the plan: draf
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 from headway.errors import ModelError
 from headway.runtime.model.inspection import inspect_model
-from headway.runtime.model.layout import LayerLayout, ModelLayout, Share
+from headway.runtime.model.layout import Entries, Field, LayerLayout, ModelLayout, Part, Share
 from headway.runtime.parallel.communicator import Communicator
 from headway.runtime.parallel.cuts import Cut, even, gather_output, keep_share, scale_input, split_input, sum_once
-from headway.runtime.parallel.mixers import MIXERS, split_mixer
+from headway.runtime.parallel.mixers import CONVOLUTION_PARTS, MIXERS, split_mixer
 
 __all__ = ["layout_of_share", "rules_of_reading", "split_model"]
 
@@ -194,7 +194,8 @@ def layout_of_share(whole: ModelLayout, model: PreTrainedModel, tp: int) -> Mode
     """
     found = inspect_model(model)
     layers = tuple(
-        _layer(was, now, found, whole, model, tp) for was, now in zip(whole.layers, found.layers, strict=True)
+        _with_parts(was, _layer(was, now, found, whole, model, tp), model, tp)
+        for was, now in zip(whole.layers, found.layers, strict=True)
     )
     return replace(whole, layers=layers, groups=found.groups, tp=tp, rank_parameters=found.parameters)
 
@@ -223,6 +224,52 @@ def _layer(
     raise ModelError(
         f"{whole.model}: in layer {was.index} a rank of {tp} computes {now.heads} of {was.heads} query heads and keeps "
         f"{has} of {had} key/value heads, which do not go together: use --dcp without --tp"
+    )
+
+
+def _with_parts(was: LayerLayout, now: LayerLayout, model: PreTrainedModel, tp: int) -> LayerLayout:
+    """A rank's layer with how each of its fields is cut out of the whole one's."""
+    tokens, state = now.tokens, now.state
+    if tokens is not None and was.tokens is not None:
+        split = now.share is Share.SPLIT
+        tokens = _cut(was.tokens, tokens, [_heads(field) if split else () for field in was.tokens.fields], tp)
+    if state is not None and was.state is not None:
+        mixer = next((m for m in model.modules() if getattr(m, "layer_idx", None) == was.index and _parts_of(m)), None)
+        channels = () if mixer is None else _parts_of(mixer)
+        parts = [channels if field.name.startswith("conv") else _heads(field) for field in was.state.fields]
+        state = _cut(was.state, state, parts, tp)
+    return replace(now, tokens=tokens, state=state)
+
+
+def _heads(field: Field) -> tuple[Part, ...]:
+    return (Part(field.shape[0], field.shape[0]),)
+
+
+def _parts_of(mixer: nn.Module) -> tuple[Part, ...]:
+    found: tuple[Part, ...] = vars(mixer).get(CONVOLUTION_PARTS, ())
+    return found
+
+
+def _cut(whole: Entries, share: Entries, parts: Sequence[tuple[Part, ...]], tp: int) -> Entries:
+    fields = [
+        replace(f, parts=p if _is_cut_so(w, f, p, tp) else None)
+        for w, f, p in zip(whole.fields, share.fields, parts, strict=True)
+    ]
+    return replace(share, fields=tuple(fields))
+
+
+def _is_cut_so(whole: Field, share: Field, parts: tuple[Part, ...], tp: int) -> bool:
+    """Whether a share of a field has the shape that these parts give it; if not, nobody knows its cut for certain."""
+    if (whole.name, whole.dtype, whole.shape[1:]) != (share.name, share.dtype, share.shape[1:]):
+        return False
+    if not parts:
+        return whole.shape == share.shape
+    runs = [part.of(0, tp) for part in parts]
+    lengths = [stop - first for first, stop in (run for run in runs if run is not None)]
+    return (
+        len(lengths) == len(parts)
+        and sum(part.length for part in parts) == whole.shape[0]
+        and sum(lengths) == share.shape[0]
     )
 
 

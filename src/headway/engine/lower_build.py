@@ -1,0 +1,71 @@
+"""Makes the lower tiers of an engine from its options: host memory beside the ranks, folders and stores opened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.cache import PrefixCache
+from headway.engine.executor import Executor
+from headway.engine.scheduling.lower import LowerTiers
+from headway.engine.scheduling.object_moves import ObjectMoves, object_groups
+from headway.engine.tier_options import TierOptions
+from headway.tiers import HostTier, ObjectLayout, ObjectTiers, store_key
+from headway.tiers.opening import disk_place, open_disk, open_store
+
+__all__ = ["lower_tiers"]
+
+logger = logging.getLogger(__name__)
+
+_OBJECT_BYTES = 4 << 20
+"""Bytes of the prefix groups of one stretch, about: files of a few MiB cost little besides their bytes."""
+_SCAN_SECONDS = 10.0
+"""Longest time that a start waits until a disk was looked through, so that the first request finds what is there."""
+_SHORTEST, _LONGEST = 64, 4096
+"""Tokens of a stretch."""
+
+
+def lower_tiers(
+    cache: PrefixCache,
+    executor: Executor,
+    options: TierOptions,
+    host_blocks: int,
+    identity: Callable[[], bytes],
+    label: str,
+) -> LowerTiers | None:
+    """What lies below a device's cache, as the options say; None if nothing does.
+
+    Args:
+        cache: The device's cache.
+        executor: Has room for the cache, and `host_blocks` blocks in host memory.
+        options: The options.
+        host_blocks: Blocks in host memory, 0 for none.
+        identity: Tells the weights of the model and its drafter apart from all others; asked where something is filed.
+        label: What people call the model.
+
+    Raises:
+        ConfigError: A folder or store that cannot be used.
+    """
+    host = HostTier.beside(cache, host_blocks, executor.move_blocks) if host_blocks else None
+    if not options.below:
+        return None if host is None else LowerTiers(cache, host)
+    layout = _layout(cache, executor, identity(), label)
+    folder = None if options.disk is None else disk_place(options.disk)[0]
+    key = store_key(Path(options.store_key) if options.store_key else None, folder)
+    tiers = [] if options.disk is None else [open_disk(options.disk)]
+    tiers += [] if options.store is None else [open_store(options.store)]
+    objects = ObjectTiers(layout, key, tiers)
+    if not objects.scanned(_SCAN_SECONDS):
+        logger.info("%s is still being looked through: what it holds is found as that goes on", folder)
+    return LowerTiers(cache, host, objects, ObjectMoves(cache.geometry, executor), options.tier_write)
+
+
+def _layout(cache: PrefixCache, executor: Executor, identity: bytes, label: str) -> ObjectLayout:
+    groups = object_groups(cache.geometry, executor)
+    per_token = sum(group.bytes for group in groups if group.kind == "prefix")
+    stretch = _SHORTEST
+    while stretch < _LONGEST and 2 * stretch * per_token <= _OBJECT_BYTES:
+        stretch *= 2
+    families = sorted(f"{name}: {group.family}" for name, group in executor.canonical.items())
+    return ObjectLayout(identity, groups, cache.geometry.lookahead, stretch, "; ".join(families), label)

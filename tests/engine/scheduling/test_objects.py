@@ -1,0 +1,304 @@
+"""Disks and stores below a device: what was computed once is read back, by another server too, and nothing wrong is."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from tests.engine.bench import WORLDS, Bench
+from tests.engine.fakes import VOCAB
+
+from headway.cache import Reason
+from headway.engine import EngineConfig
+from headway.tiers import TierConfig
+from headway.tiers.memory import MemoryStore
+
+CONFIG = EngineConfig(max_batched_tokens=16, max_running=4)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
+
+
+def bench_of(world: str, store: MemoryStore, blocks: int = 120, **options: object) -> Bench:
+    return Bench(WORLDS[world], blocks=blocks, config=CONFIG, stores=[(TierConfig("disk"), store)], **options)
+
+
+def served(bench: Bench, *seeds: int) -> list[object]:
+    """One after another, everything of theirs written."""
+    requests = []
+    for seed in seeds:
+        requests.append(bench.add(prompt(40, seed), 4))
+        bench.run()
+    bench.lower.work()
+    assert bench.lower.objects.flush(10)
+    return requests
+
+
+def written(store: MemoryStore) -> list[str]:
+    """What is there besides the description of the layout."""
+    return [name for name in store.objects if not name.endswith("/about")]
+
+
+def check_nothing_is_staged(bench: Bench) -> None:
+    """Memory for loads is given back by another thread, soon."""
+    ended, left = threading.Event(), bench.lower.objects.stats
+    for _ in range(1000):
+        if not left().staging_bytes:
+            return
+        ended.wait(0.01)
+    raise AssertionError(f"{left().staging_bytes} bytes are staged for nobody")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_server_that_starts_finds_what_another_wrote(world: str):
+    store = MemoryStore()
+    first = bench_of(world, store)
+    served(first, 0, 1)
+    second = bench_of(world, store)
+    again = second.add(prompt(40, 1), 4)
+    second.run()
+    second.check_right(again)
+    assert again.cached_tokens == 39
+    assert again.loaded == {"disk": 39}
+    second.check_nothing_leaks()
+    check_nothing_is_staged(second)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_answer_is_continued_from_a_store(world: str):
+    store = MemoryStore()
+    first = bench_of(world, store)
+    [before] = served(first, 0)
+    second = bench_of(world, store)
+    talk = [*prompt(40, 0), *before.answer.tolist(), *prompt(9, 5)]
+    turn = second.add(talk, 4)
+    second.run()
+    second.check_right(turn)
+    assert turn.cached_tokens == 40 + len(before.answer) - 1
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_the_device_has_is_not_read_again(world: str):
+    """The hit lies inside a block and inside a stretch, and other requests share the block."""
+    store = MemoryStore()
+    first = bench_of(world, store)
+    served(first, 0)
+    second = bench_of(world, store)
+    short = second.add(prompt(40, 0)[:21], 2, breakpoints=())
+    second.run()
+    whole = second.add(prompt(40, 0), 4)
+    second.run()
+    second.check_right(short, whole)
+    assert whole.cached_tokens == 39
+    again = second.add(prompt(40, 0)[:21], 4)
+    second.run()
+    second.check_right(again)
+    second.check_nothing_leaks()
+
+
+@pytest.mark.parametrize("write", ["selective", "back"])
+def test_what_is_written_when(write: str):
+    store = MemoryStore()
+    bench = bench_of("hybrid", store, blocks=34, write=write)
+    served(bench, 0)
+    assert not written(store)
+    if write == "selective":
+        served(bench, 0)
+    else:
+        served(bench, *range(1, 8))
+    assert written(store)
+    second = bench_of("hybrid", store)
+    request = second.add(prompt(40, 0), 4)
+    second.run()
+    second.check_right(request)
+    assert request.cached_tokens == 39
+
+
+def test_a_server_that_stops_writes_what_it_has():
+    store = MemoryStore()
+    bench = bench_of("hybrid", store, write="back")
+    served(bench, 0, 1)
+    bench.lower.close(10)
+    second = bench_of("hybrid", store)
+    request = second.add(prompt(40, 1), 4)
+    second.run()
+    assert request.cached_tokens == 39
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_t24_an_object_that_is_gone_is_a_miss_with_its_reason(world: str):
+    store = MemoryStore()
+    served(bench_of(world, store), 0)
+    second = bench_of(world, store)
+    objects = [name for name in store.objects if not name.endswith((".s", ".m", ".i", "/about"))]
+    for name in objects:
+        del store.objects[name]
+    request = second.add(prompt(40, 0), 4)
+    second.run()
+    second.check_right(request)
+    assert request.cached_tokens == 0
+    [loss] = [loss for loss in request.explanation.losses if loss.reason is Reason.TIER_MISSED]
+    assert (loss.start, loss.stop) == (0, 39)
+    assert "in tier disk, group " in str(loss.detail)
+    second.check_nothing_leaks()
+
+
+def test_altered_bytes_are_not_used_and_the_group_is_named():
+    store = MemoryStore()
+    served(bench_of("all", store), 0)
+    second = bench_of("all", store)
+    for name, data in store.objects.items():
+        if not name.endswith((".s", ".m", ".i", "/about")):
+            store.objects[name] = bytes([data[0] ^ 1]) + data[1:]
+    request = second.add(prompt(40, 0), 4)
+    second.run()
+    second.check_right(request)
+    assert request.cached_tokens == 0
+    [loss] = [loss for loss in request.explanation.losses if loss.reason is Reason.TIER_FAILED]
+    assert str(loss.detail).endswith("what came is not what was written")
+
+
+def test_a_write_to_blocks_that_fails_is_a_miss():
+    store = MemoryStore()
+    served(bench_of("all", store), 0)
+    second = bench_of("all", store)
+    failures = iter([OSError("no")])
+    second.device.fail_write = lambda: next(failures, None)
+    request = second.add(prompt(40, 0), 4)
+    second.run()
+    second.check_right(request)
+    assert request.cached_tokens == 0
+    assert request.explanation.reasons >= {Reason.TIER_FAILED}
+    second.check_nothing_leaks()
+
+
+def test_t2_t3_a_request_that_is_aborted_while_it_waits_leaves_nothing():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), 0)
+    second = bench_of("hybrid", store)
+    request = second.add(prompt(40, 0), 4)
+    assert second.scheduler.schedule() is None
+    assert second.scheduler.loading == 1
+    second.scheduler.abort(request)
+    assert second.scheduler.loading == 0
+    assert second.scheduler.waiting == 0
+    later = second.add(prompt(40, 0), 4)
+    second.run()
+    second.check_right(later)
+    second.check_nothing_leaks()
+    check_nothing_is_staged(second)
+
+
+def test_t10_t12_two_loads_on_a_pool_for_one_both_end():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), 0, 1, 2, 3)
+    second = bench_of("hybrid", store, blocks=18)
+    requests = [second.add(prompt(40, seed), 4) for seed in range(4)]
+    second.run()
+    second.check_right(*requests)
+    assert [request.cached_tokens for request in requests] == [39] * 4
+
+
+def test_t1_a_held_source_outlives_eviction_and_reset():
+    bench = bench_of("hybrid", MemoryStore())
+    request = bench.add(prompt(40, 0), 4)
+    bench.run()
+    found = bench.cache.lookup(request.cache_prompt(0))
+    held = bench.cache.hold_hit(found)
+    bench.cache.reset()
+    free = set(range(bench.blocks)) - set(bench.cache.held_blocks.tolist())
+    assert all(free.isdisjoint(part.ids.tolist()) for part in held.parts)
+    bench.cache.release_hit(held)
+    assert bench.cache.free_blocks == bench.blocks
+
+
+def test_nothing_is_stored_of_requests_that_ask_for_it():
+    store = MemoryStore()
+    bench = bench_of("hybrid", store)
+    bench.add(prompt(40, 0), 4, no_store=True)
+    bench.run()
+    bench.lower.close(10)
+    assert not written(store)
+
+
+def test_t18_t19_another_salt_is_another_namespace():
+    store = MemoryStore()
+    first = bench_of("hybrid", store)
+    first.add(prompt(40, 0), 4, salt="alice")
+    first.run()
+    first.lower.close(10)
+    second = bench_of("hybrid", store)
+    other, same = second.add(prompt(40, 0), 4, salt="bob"), second.add(prompt(40, 0), 4, salt="alice")
+    second.run()
+    assert (other.cached_tokens, same.cached_tokens) == (0, 39)
+
+
+def test_a_reset_reaches_the_tiers():
+    store = MemoryStore()
+    bench = bench_of("hybrid", store)
+    served(bench, 0)
+    bench.cache.reset()
+    bench.lower.reset().result(10)
+    second = bench_of("hybrid", store)
+    request = second.add(prompt(40, 0), 4)
+    second.run()
+    assert request.cached_tokens == 0
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_conversations_over_all_tiers_are_right_whatever_fails(world: str):
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    rnd = random.Random(seed)
+    store = MemoryStore()
+    blocks = {"full": 24, "hybrid": 34, "window": 36, "chunk": 40, "all": 42, "state": 6}[world]
+    loaded: set[str] = set()
+    talks = [prompt(rnd.randrange(8, 20), rnd.randrange(100)) for _ in range(5)]
+    for server in range(3):
+        bench = bench_of(world, store, blocks=blocks, host_blocks=blocks, write=rnd.choice(["through", "back"]))
+        bench.device.fail_move = lambda out, back: OSError("flaky") if rnd.random() < 0.05 else None
+        bench.device.fail_write = lambda: OSError("flaky") if rnd.random() < 0.05 else None
+        running: dict[int, object] = {}
+        for turn in range(50):
+            which = rnd.randrange(len(talks))
+            if which not in running:
+                if len(talks[which]) > 44:
+                    talks[which] = prompt(rnd.randrange(8, 20), rnd.randrange(100))
+                talks[which] = [*talks[which], *prompt(rnd.randrange(1, 6), 1000 * server + turn + 1000)]
+                running[which] = bench.add(talks[which], rnd.randrange(1, 5))
+            for _ in range(rnd.randrange(3)):
+                bench.step()
+            for name in [name for name in store.objects if rnd.random() < 0.005]:
+                store.objects.pop(name, None)
+            for number, request in list(running.items()):
+                if request.finish_reason is None and rnd.random() < 0.05:
+                    bench.scheduler.abort(request)
+                if request.finish_reason is not None:
+                    if request.finish_reason != "abort":
+                        bench.check_right(request)
+                        talks[number] = [*talks[number], *request.answer.tolist()]
+                    loaded |= set(request.loaded)
+                    del running[number]
+        bench.run()
+        bench.lower.close(10)
+        bench.lower.host.host.check()
+        bench.check_nothing_leaks()
+    assert loaded == {"host", "disk"}, "the test has no point"
+
+
+def test_what_was_fetched_before_a_reset_is_not_used_after_it():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), 0)
+    second = bench_of("hybrid", store)
+    request = second.add(prompt(40, 0), 4)
+    assert second.scheduler.schedule() is None
+    second.inbox.get(timeout=10)()
+    assert second.scheduler.loading == 0
+    assert request.fetched.position == 39
+    second.cache.reset()
+    second.lower.reset().result(10)
+    second.run()
+    second.check_right(request)
+    assert request.cached_tokens == 0
+    check_nothing_is_staged(second)
