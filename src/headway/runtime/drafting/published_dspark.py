@@ -39,7 +39,7 @@ from headway.runtime.drafting.target import Target
 from headway.runtime.interface import MOST_DRAFT_TOKENS
 from headway.runtime.model.attention import AttentionSwitch
 
-__all__ = ["DSparkConfig", "is_published_dspark", "load_published_dspark"]
+__all__ = ["DSparkConfig", "PublishedDSpark", "is_published_dspark", "load_published_dspark"]
 
 _USUAL_TOKENS = 7
 """Tokens of a draft where the config has no `block_size`: some leave it to whoever serves."""
