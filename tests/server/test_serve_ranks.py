@@ -10,7 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.models import kimi_k3_oracle
 from tests.server.test_command import refused, served, start
+
+from headway.models.kimi_k3.tiny import write_tiny, write_tiny_draft
+from headway.runtime.loading import load_tokenizer
+from headway.runtime.sources import resolve_source
 
 CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
@@ -78,6 +83,28 @@ def test_the_built_in_model_on_two_ranks_with_drafts_says_what_it_says_without(s
         assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
     first, second = (answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers)
     assert (first, second) == (0, answers[1]["usage"]["prompt_tokens"] - 1)
+
+
+@pytest.mark.slow  # tests/engine/ranks/test_matrix.py has it on ranks that are threads
+def test_a_kimi_k3_in_published_form_on_four_ranks_says_what_the_judge_says(tmp_path: Path):
+    """Its weights are read in shares, its drafter's entries split over the ranks."""
+    folder = tmp_path / "tiny-k3"
+    write_tiny(folder, Path(resolve_source(None)[1]))
+    write_tiny_draft(folder / "draft")
+    body = {"prompt": "You are a patient librarian. Who are you, and why?", "max_tokens": 10, "temperature": 0}
+    with served(str(folder), "--tp", "4", "--dcp", "4", "--draft", str(folder / "draft")) as (_, url, text):
+        assert "4.00 times as many" in " ".join(text.split())
+        answers = [httpx.post(f"{url}/v1/completions", json=body, timeout=600).json() for _ in range(2)]
+    tokenizer = load_tokenizer(str(folder))
+    tokens = tokenizer(body["prompt"]).input_ids
+    judge = kimi_k3_oracle.Oracle(folder, kimi_k3_oracle.Reading())
+    logits, said = [judge.step(token)[0] for token in tokens][-1], []
+    for _ in range(10):
+        said.append(int(logits.argmax()))
+        logits = judge.step(said[-1])[0]
+    for answer, hit in zip(answers, (0, len(tokens) - 1), strict=True):
+        assert answer["choices"][0]["text"] == tokenizer.decode(said)
+        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": hit}
 
 
 @pytest.mark.parametrize(

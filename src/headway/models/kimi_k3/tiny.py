@@ -79,6 +79,7 @@ def tiny_config(layers: int = 17, vocabulary: int = 4096) -> dict[str, Any]:
     }
     outer = {
         "architectures": ["KimiK3ForConditionalGeneration"],
+        "auto_map": {"AutoConfig": "configuration_kimi_k3.KimiK3Config"},  # code of its own, which is never run
         "model_type": "kimi_k3",
         "dtype": "bfloat16",
         **tokens,

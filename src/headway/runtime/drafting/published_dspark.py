@@ -39,7 +39,7 @@ from headway.runtime.drafting.target import Target
 from headway.runtime.interface import MOST_DRAFT_TOKENS
 from headway.runtime.model.attention import AttentionSwitch
 
-__all__ = ["DSparkConfig", "is_published_dspark", "load_published_dspark"]
+__all__ = ["DSparkConfig", "PublishedDSpark", "is_published_dspark", "load_published_dspark"]
 
 _USUAL_TOKENS = 7
 """Tokens of a draft where the config has no `block_size`: some leave it to whoever serves."""
@@ -158,6 +158,7 @@ def _faults(told: Mapping[str, Any], features: Any) -> list[str | None]:
         "its layers see a sliding window" if sliding else None,
         None if head == "vanilla" else f"its Markov head is of the kind {head!r}",
         "its vocabulary is smaller than the target's (draft_vocab_size)" if fewer else None,
+        "its logits are scaled (logit_scale)" if told.get("logit_scale", 1.0) != 1.0 else None,
         None if 1 <= tokens <= MOST_DRAFT_TOKENS else f"block_size is {tokens}, it must be at most {MOST_DRAFT_TOKENS}",
     ]
 
@@ -272,6 +273,8 @@ def load_published_dspark(path: Path, config: DSparkConfig, target: Target) -> P
             f"model has {target.hidden} and {target.vocab}: it was trained for another model"
         )
     weights = {_name(name): tensor for name, tensor in _read(path).items() if not _LEFT.search(name)}
+    if not config.confidence:  # a head that was trained along, and is not to be used
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("confidence.")}
     norms = any(name.startswith("feature_norms.") for name in weights)
     network = PublishedDSpark(config, target, norms, "confidence.bias" in weights)
     try:
