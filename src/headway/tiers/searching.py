@@ -29,7 +29,7 @@ from headway.tiers.workers import Clock
 __all__ = ["Search"]
 
 _WIDTH, _WIDER = 16, 4
-"""Stretches that are asked for at first, and how many times as many next: that nothing is there costs little to learn."""
+"""Stretches that are asked for at first, and times as many next: to learn that nothing is there costs little."""
 
 
 class Search:
