@@ -130,7 +130,7 @@ def test_what_was_kept_for_a_write_that_failed_is_forgotten_by_this_server_too()
         t.put(data, 43, wait=False)
         until(lambda: store.stalled > 0)
         t.put(other, 43, wait=False)  # shares 30 tokens with what is forgotten, and will fail
-        store.rules = [Fault("full", "write", ".")]
+        store.rules = [Fault("fail", "write", ".m", times=1)]
         forgotten = t.tiers.forget(NAME, data)
         assert t.positions(data) == [21]
         store.released.set()
