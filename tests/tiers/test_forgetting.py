@@ -120,6 +120,25 @@ def test_what_is_being_written_does_not_come_back() -> None:
         assert not [name for (operation, name) in store._asked if operation == "write" and name.endswith((".s", ".m"))]
 
 
+def test_what_was_kept_for_a_write_that_failed_is_forgotten_by_this_server_too() -> None:
+    """Known here and gone there would be a miss for whoever asks."""
+    data, store = tokens(60), FaultyStore(MemoryStore())
+    other = data[: 4 * 30] + tokens(30, 1)
+    with World((DISK, store)) as t:
+        t.put(data, 21)
+        store.rules.append(Fault("stall", "write", times=1))
+        t.put(data, 43, wait=False)
+        until(lambda: store.stalled > 0)
+        t.put(other, 43, wait=False)  # shares 30 tokens with what is forgotten, and will fail
+        store.rules = [Fault("fail", "write", ".m", times=1)]
+        forgotten = t.tiers.forget(NAME, data)
+        assert t.positions(data) == [21]
+        store.released.set()
+        forgotten.result(SECONDS)
+        assert t.positions(data) == []
+        assert left(store) == []
+
+
 def test_a_late_removal_spares_what_was_written_again_under_the_same_names() -> None:
     data = tokens(60)
     with World((DISK, MemoryStore())) as t:

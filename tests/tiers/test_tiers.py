@@ -1,7 +1,8 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.tiers.world import ATTENTION, HYBRID, World, tier, tokens
+from tests.tiers.world import ATTENTION, HYBRID, World, tier, tokens, until
 
 from headway.tiers.disk import DiskStore
 from headway.tiers.memory import MemoryStore
@@ -52,3 +53,31 @@ def test_attention_alone_resumes_at_every_stretch_and_inside(store: Store) -> No
         assert t.positions(data, 0, 30) == [8, 16, 24, 30]
         assert t.load(data, 9, 30).position == 30
     assert HYBRID.resumes_anywhere is False
+
+
+def test_a_search_goes_as_far_as_the_store_has_the_path_and_asks_little_for_what_it_has_not() -> None:
+    class Asked(MemoryStore):
+        asked: list[int]
+
+        def read_small(self, names: Sequence[str]) -> list[bytes | None]:
+            self.asked.append(len(names))
+            return super().read_small(names)
+
+    data, store = tokens(3000), Asked()
+    store.asked = []
+    with World((tier("store", shared=True), store)) as t:
+        for position in (100, 1000, 2900):
+            t.put(data, position)
+    store.asked.clear()
+    with World((tier("store", shared=True), store)) as t:
+        until(lambda: 1 in store.asked)  # the server's introduction
+        store.asked.clear()
+        assert t.search(tokens(3000, 1)) == []
+        assert store.asked == [31]
+        store.asked.clear()
+        assert t.search(data, 0, 2000) == [100, 1000]
+        assert t.search(data, 1500) == [2900]
+        assert t.load(data, 1500).position == 2900
+        store.asked.clear()
+        assert t.search(data) == [100, 1000, 2900]
+        assert sum(store.asked) == 376 + 13  # all indexes, and the stretches behind the last checkpoint

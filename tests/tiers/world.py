@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -42,8 +43,7 @@ def tokens(length: int, seed: int = 0) -> bytes:
 def content(layout: ObjectLayout, data: bytes, span: Span) -> bytes:
     """What an object must hold: it depends on its group, its span, and all tokens before its end."""
     stop = 4 * (span.stop + layout.lookahead)
-    seed = [len(span.group), *span.group.encode(), span.first, span.stop, *data[:stop]]
-    return np.random.default_rng(seed).bytes(layout.length(span))
+    return hashlib.shake_128(f"{span} ".encode() + data[:stop]).digest(layout.length(span))
 
 
 class World:

@@ -1,7 +1,8 @@
-"""Asking a shared store what it has of a path: two round trips, for records alone.
+"""Asking a shared store what it has of a path: a few round trips, for records alone.
 
-First the records of all stretches of the path, and the indexes behind them, which list at which positions there are
-checkpoints; then the manifests at those positions whose digest the path has. What is found goes into the catalogue.
+First the records of stretches of the path, as far as they are there, and the indexes behind them, which list where
+there are checkpoints; then the manifests at those positions whose digest the path has. What is found goes into the
+catalogue, also what comes too late for whoever asked.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from headway.tiers.workers import Clock
 
 __all__ = ["Search"]
 
+_WIDTH, _WIDER = 16, 4
+"""Stretches that are asked for at first, and times as many next: to learn that nothing is there costs little."""
+
 
 class Search:
     """One question to several tiers."""
@@ -45,7 +49,8 @@ class Search:
         """Nothing is asked yet."""
         self._tiers, self._layout, self._key, self._lock = tiers, layout, key, lock
         self._folder, self._digests = folder, digests
-        self._floor, self._limit = floor, min(limit, digests.tokens - layout.lookahead)
+        end = digests.tokens - layout.lookahead
+        self._floor, self._limit = floor, end if layout.resumes_anywhere else min(limit, end)
         self._left = len(tiers)
         self._done: Callable[[], None] | None = None
 
@@ -63,7 +68,7 @@ class Search:
                 self._finish()
 
         for tier in self._tiers:
-            self._ask(tier, answered)
+            self._ask(tier, answered, self._floor // self._layout.stretch, [], _WIDTH)
 
     def _finish(self) -> None:
         with self._lock:
@@ -71,40 +76,42 @@ class Search:
         if done is not None:
             done()
 
-    def _ask(self, tier: Tier, answered: Callable[[], None]) -> None:
-        size, digests, folder = self._layout.stretch, self._digests, self._folder
-        first, last = self._floor // size, max(self._floor, self._limit) // size
+    def _ask(self, tier: Tier, answered: Callable[[], None], first: int, positions: list[int], width: int) -> None:
+        """Ask for the ends of stretches from `first` on, `width` of them, and go on behind them while all are there."""
+        digests, folder, layout = self._digests, self._folder, self._layout
         with self._lock:
-            if self._layout.resumes_anywhere:
-                last = min(last + 1, digests.stretches)
-            last = min(last, digests.stretches)
-            ends = list(range(first, last + 1))
+            last = min(self._limit // layout.stretch, digests.stretches)
+            ends = list(range(first, min(last, first + width - 1) + 1))
             boundaries = {number: digests.boundary(number) for number in ends}
-            unknown = [n for n in ends[1:] if tier.catalogue.stretch(folder, boundaries[n]) is None]
+            inner = [n for n in ends if n * layout.stretch > self._floor]  # whoever asks has what ends before
+            unknown = [n for n in inner if tier.catalogue.stretch(folder, boundaries[n]) is None]
         names = [record_name(folder, boundaries[n], STRETCH) for n in unknown]
         names += [record_name(folder, boundaries[n], INDEX) for n in ends]
 
         def found(records: list[bytes | None] | None) -> None:
-            if records is None:
-                answered()
-                return
-            self._take(tier, [boundaries[n] for n in unknown], records[: len(unknown)], STRETCH)
-            positions = self._positions(tier, ends, records[len(unknown) :])
-            with self._lock:
-                wanted = {digests.manifest(position): position for position in positions}
-            if not wanted:
-                answered()
-                return
-            asked = list(wanted)
-            names = [record_name(folder, digest, MANIFEST) for digest in asked]
-
-            def known(records: list[bytes | None] | None) -> None:
-                self._take(tier, asked, records or [], MANIFEST)
-                answered()
-
-            tier.ask(names, known)
+            if records is not None:
+                stretches, indexes = records[: len(unknown)], records[len(unknown) :]
+                self._take(tier, [boundaries[n] for n in unknown], stretches, STRETCH)
+                positions.extend(self._positions(tier, ends, indexes))
+                if ends and ends[-1] < last and None not in stretches:
+                    self._ask(tier, answered, ends[-1] + 1, positions, _WIDER * width)
+                    return
+            self._ask_manifests(tier, answered, positions)
 
         tier.ask(names, found)
+
+    def _ask_manifests(self, tier: Tier, answered: Callable[[], None], positions: Sequence[int]) -> None:
+        with self._lock:
+            digests = [self._digests.manifest(position) for position in positions]
+
+        def found(records: list[bytes | None] | None) -> None:
+            self._take(tier, digests, records or [], MANIFEST)
+            answered()
+
+        if digests:
+            tier.ask([record_name(self._folder, digest, MANIFEST) for digest in digests], found)
+        else:
+            answered()
 
     def _positions(self, tier: Tier, ends: Sequence[int], indexes: Sequence[bytes | None]) -> list[int]:
         """Positions on the path whose checkpoint is not known yet."""

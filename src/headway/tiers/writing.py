@@ -393,10 +393,22 @@ class Writer:
             doomed = {entry.record.digest for entry in there.forget(folder, data, digests)}
             found = [(name, parse_name(name)) for name in names]
             names = [name for name, parsed in found if parsed and parsed.digest in doomed and parsed.what != INDEX]
-        names = sorted({*names, *gone}, key=lambda name: not name.endswith((f".{MANIFEST}", f".{STRETCH}")))
+        names = sorted(
+            {*names, *gone, *self._dropped(names)}, key=lambda name: not name.endswith((f".{MANIFEST}", f".{STRETCH}"))
+        )
         for start in range(0, len(names), _READ_AT_ONCE):
             some = names[start : start + _READ_AT_ONCE]
             tier.call(partial(tier.store.remove, some))
+
+    def _dropped(self, names: Sequence[str]) -> list[str]:
+        """Take entries out that are about to be removed, and became known, or were kept for others, until now."""
+        tier, dropped = self._tier, list[str]()
+        with tier.lock:
+            for parsed in (parse_name(name) for name in names):
+                entry = tier.catalogue.entry(parsed.folder, parsed.digest) if parsed and parsed.what != INDEX else None
+                if entry is not None and entry.whole:
+                    dropped += tier.names(tier.catalogue.drop(entry))
+        return dropped
 
     def _used(self, name: str) -> bool:
         parsed = parse_name(name)
