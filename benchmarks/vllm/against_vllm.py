@@ -1,6 +1,6 @@
 """A vLLM that computes, and what `headway replay` predicts of it: the traffic, its counters, and the command to run.
 
-    PYTHONPATH=UNPACKED_VLLM_FOR_CPUS:src:. python benchmarks/vllm/predicted.py FOLDER [--families Llama,Qwen3-Next]
+    PYTHONPATH=UNPACKED_VLLM_FOR_CPUS:src:. python benchmarks/vllm/against_vllm.py FOLDER [--families Llama,Qwen3-Next]
 
 Tiny models are made in FOLDER, and each gets the same requests: conversations that begin alike and take turns, in a
 pool that holds a part of them. vLLM's own prefix cache is on. For each model FOLDER gets the requests as a recording of
