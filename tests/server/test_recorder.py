@@ -22,6 +22,7 @@ from headway.errors import ConfigError, TraceError
 from headway.replay import ReplayConfig, endless_matches, read_trace, replay_trace
 from headway.server import ServerOptions
 from headway.server.recorder import Recorder, check_recording
+from headway.tell.measured import read_measured
 
 SYSTEM = {"role": "system", "content": "You are a patient librarian, and you answer in as few words as you can find."}
 
@@ -184,7 +185,8 @@ def test_a_chat_log_replays_to_what_the_server_gave(tmp_path: Path) -> None:
                 cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
                 prompts += answer["usage"]["prompt_tokens"]
                 messages.append({"role": "assistant", "content": f"On shelf {turn}, as {number} of 9."})
-        config = built.engine.cache.config
+        config, measured = built.engine.cache.config, read_measured([url])
+    assert (measured.engine, measured.hit_tokens, measured.prompt_tokens) == ("Headway", cached, prompts)
     log.write_text("\n".join(lines))
     size = config.blocks * config.geometry().block_bytes
     for path, words_of in ((recording, None), (log, str(model))):

@@ -289,7 +289,7 @@ def test_the_curves_of_a_terminal() -> None:
     text = said(run())
     assert "in use over time: |" in text
     assert "1.0 kB of 20.0 GB at the end, 250 B of it in 5 checkpoints" in text
-    assert "30% at first, 30% at the end" in text
+    assert "| between 30% and 30%" in text
     grown = [Memory(i, float(i), 20 * GB * i // 8, 0, 0) for i in range(9)]
     assert "|" + " ▁▂▃▄▅▆▇█" + "|" in said(replace(run(), result=replace(run().result, memory=grown)))
 

@@ -140,6 +140,8 @@ def test_refused_requests_are_told_first_and_change_no_rate() -> None:
     assert sentences.on_rates(found).removeprefix(told + " ") == sentences.on_rates(compare([run(200, lost)]))
     assert sentences.on_waterfall(facts_of(refused)) == sentences.on_waterfall(facts_of(run(200, lost)))
     assert "refused" not in sentences.on_rates(compare([run(200, lost)]))
+    page = read(page_of([refused, run(100, lost)])).text
+    assert "12 requests, 1,000 prompt tokens; model toy; 2 runs side by side" in page, "those refused are of the trace"
     both = sentences.on_rates(compare([refused, run(100, lost)]))
     assert both.endswith("1 run refused more requests, and cannot be compared.")
     assert "The worst run" not in both
@@ -223,7 +225,9 @@ def test_sentences() -> None:
         compare([run(100, {"parted": 500, "evicted": 400}), run()], labels=["low", "high"])
     ) == ("From the worst run (low) to the best (high), evicted falls by 20.0 points: was kept, and had to make room.")
     equal = compare([run(memory=7 * GB), run()])
-    assert sentences.on_reasons(equal) == "No line of the best run is smaller than in the worst."
+    assert sentences.on_reasons(equal).startswith("No two runs that refuse equally few requests")
+    rises = compare([run(100, {"parted": 800, "evicted": 100}), run(200, {"parted": 600, "evicted": 200})])
+    assert sentences.on_reasons(rises) == "No line of the best run is smaller than in the worst.", "never by -10.0"
     # A state of 50 MB against 8,000 bytes a token over 8 ranks: 50,000 tokens. 250 of 1,000 bytes are checkpoints.
     assert sentences.on_memory(facts_of(run())) == (
         "One checkpoint takes 50.0 MB of a rank, as much as the attention of 50,000 tokens. At the end 25% of the "

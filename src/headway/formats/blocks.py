@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Annotated, Any
 
 import msgspec
@@ -17,6 +18,7 @@ __all__ = [
     "BAILIAN_BLOCK",
     "MOONCAKE_BLOCK",
     "WEKA_BLOCK",
+    "Reader",
     "read_aiperf",
     "read_bailian",
     "read_mooncake",
@@ -69,29 +71,32 @@ class _WekaRequest(msgspec.Struct):
     out: Count | None = None
 
 
-def read_mooncake(lines: Iterator[Line], builder: TraceBuilder) -> None:
-    """Mooncake: `timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of 512 tokens each.
+Reader = Callable[[Line], None]
+"""Adds the requests of a line to the trace that it was made for. Raises TraceError, with the line and the field."""
 
-    Raises:
-        TraceError: Names the line and the field.
-    """
-    for line in lines:
+
+def read_mooncake(builder: TraceBuilder) -> Reader:
+    """Mooncake: `timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of 512 tokens each."""
+
+    def read(line: Line) -> None:
         request = line.to(_Mooncake)
         _add(builder, line, request.hash_ids, request.input_length, request.output_length, request.timestamp / 1e3)
 
+    return read
 
-def read_bailian(lines: Iterator[Line], builder: TraceBuilder) -> None:
+
+def read_bailian(builder: TraceBuilder) -> Reader:
     """Bailian: `timestamp` in seconds, `input_length`, `output_length`, `hash_ids` of 16 tokens each.
 
     `chat_id`, `parent_chat_id` and `turn` tie the turns of a session together. Each line covers its whole prompt, the
     history included, so the ids alone say what is shared; the three are checked and not needed.
-
-    Raises:
-        TraceError: Names the line and the field.
     """
-    for line in lines:
+
+    def read(line: Line) -> None:
         request = line.to(_Bailian)
         _add(builder, line, request.hash_ids, request.input_length, request.output_length, request.timestamp)
+
+    return read
 
 
 @dataclass
@@ -104,27 +109,27 @@ class _Session:
     first: Ids = field(default_factory=list)
 
 
-def read_aiperf(lines: Iterator[Line], builder: TraceBuilder) -> None:
+def read_aiperf(builder: TraceBuilder) -> Reader:
     """AIPerf: Mooncake's fields, all but `input_length` optional, and `session_id` and `delay` (milliseconds).
 
     Lines of one session are turns: each holds only what is new, and the prompt is everything before it, the answers
     included. Blocks of a later turn do not begin where the trace's blocks do, so only the first turn's `hash_ids` are
     shared between sessions; what follows is the session's own.
-
-    Raises:
-        TraceError: Names the line and the field.
     """
     sessions: dict[str, _Session] = {}
-    for line in lines:
+
+    def read(line: Line) -> None:
         for other in ("messages", "text_input", "payload"):
             if line.has(other):
                 raise line.fault(other, "this line holds text, not block ids: read it with --format chat --tokenizer")
         request = line.to(_Aiperf)
         if request.session_id is None:
             time = (request.timestamp or 0.0) / 1e3
+            builder.session = -1
             _add(builder, line, request.hash_ids or None, request.input_length, request.output_length, time)
-            continue
+            return
         session = sessions.setdefault(str(request.session_id), _Session(len(sessions)))
+        builder.session = session.number
         waited = session.time + (request.delay or 0.0) / 1e3
         session.time = waited if request.timestamp is None else request.timestamp / 1e3
         if session.tokens == 0:
@@ -133,6 +138,8 @@ def read_aiperf(lines: Iterator[Line], builder: TraceBuilder) -> None:
         ids = _turn(session, builder.width)
         _add(builder, line, ids, session.tokens, request.output_length, session.time)
         session.tokens += request.output_length or 0
+
+    return read
 
 
 def _turn(session: _Session, width: int) -> list[str]:
@@ -162,25 +169,31 @@ def weka_width(first: Line) -> int:
     return first.to(_WekaSession).block_size or WEKA_BLOCK
 
 
-def read_weka(sessions: Iterator[Line], builder: TraceBuilder) -> None:
+def read_weka(builder: TraceBuilder) -> Reader:
     """Sessions of kv-cache-tester (Weka): one JSON object a session, with the requests of coding agents and sub-agents.
 
     A session has `block_size` (64), `hash_id_scope` ("local": ids mean something within the session only) and
     `requests`: `t` in seconds from the session's start, `type` ("n", "s", or "subagent" with `requests` of its own),
     `in`, `out`, `hash_ids` of the whole blocks. Token counts and hashes come from different counts in the published
     files, so that a prompt may be longer than its blocks: what no hash covers is taken as the request's own. All
-    sessions start at time 0, as the tool that they come from replays them.
-
-    Raises:
-        TraceError: Names the file, the line and the field.
+    sessions start at time 0, as the tool that they come from replays them, unless they are spread.
     """
-    for number, line in enumerate(sessions):
+    numbers = count()
+
+    def read(line: Line) -> None:
+        number = next(numbers)
         session = line.to(_WekaSession)
         size = session.block_size or WEKA_BLOCK
         if size != builder.width:
             raise line.fault("block_size", f"{size} where {builder.width} was expected: give --block-tokens {size}")
-        scope = ("global",) if session.hash_id_scope == "global" else (number,)
+        own = session.hash_id_scope != "global"
+        scope = (number,) if own else ("global",)
+        builder.session = number
         _weka_requests(list(line.inner("requests", session.requests)), builder, scope, 0.0)
+        if own:
+            builder.forget_ids(scope)
+
+    return read
 
 
 def _weka_requests(entries: list[Line], builder: TraceBuilder, scope: tuple[int | str], start: float) -> None:

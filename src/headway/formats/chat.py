@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from typing import Any, Protocol
 
 import msgspec
 
 from headway.errors import RequestError, TraceError
+from headway.formats.blocks import Reader
 from headway.formats.lines import Count, Line
 from headway.formats.trace import TraceBuilder
 
@@ -132,32 +134,34 @@ class ChatEntry:
     session: int = -1
 
 
-def chat_entries(lines: Iterator[Line]) -> Iterator[ChatEntry]:
-    """The requests of a log.
+def chat_entries(line: Line, number: int) -> Iterator[ChatEntry]:
+    """The requests of a line of a log, which is its object number `number`.
 
     Raises:
         TraceError: Names the line and the field.
     """
-    for number, line in enumerate(lines):
-        if line.has("traj"):
-            yield from _dialogue(number, line)
-            continue
-        inner = _inner(line, "body", "request")
-        request, timed = inner.to(_Request), line.to(_Timed)
-        if request.messages is None and request.prompt is None:
-            raise inner.fault("prompt", f"is missing; found {', '.join(map(repr, sorted(inner.fields)))}")
-        answer, told = _answer(line)
-        yield ChatEntry(inner, inner.fields, answer, max(told, timed.output_length or 0), _time(line, timed))
+    if line.has("traj"):
+        yield from _dialogue(number, line)
+        return
+    inner = _inner(line, "body", "request")
+    request, timed = inner.to(_Request), line.to(_Timed)
+    if request.messages is None and request.prompt is None:
+        raise inner.fault("prompt", f"is missing; found {', '.join(map(repr, sorted(inner.fields)))}")
+    answer, told = _answer(line)
+    yield ChatEntry(inner, inner.fields, answer, max(told, timed.output_length or 0), _time(line, timed))
 
 
-def read_chat(lines: Iterator[Line], builder: TraceBuilder, renderer: ChatRenderer) -> None:
-    """Read a chat log.
+def read_chat(builder: TraceBuilder, renderer: ChatRenderer, entries: list[ChatEntry] | None = None) -> Reader:
+    """What reads the lines of a chat log, and keeps their requests in `entries` where these are wanted."""
+    numbers = count()
 
-    Raises:
-        TraceError: Names the line and the field.
-    """
-    for entry in chat_entries(lines):
-        add_chat(entry, entry.body, builder, renderer)
+    def read(line: Line) -> None:
+        for entry in chat_entries(line, next(numbers)):
+            add_chat(entry, entry.body, builder, renderer)
+            if entries is not None:
+                entries.append(entry)
+
+    return read
 
 
 def add_chat(entry: ChatEntry, body: Mapping[str, Any], builder: TraceBuilder, renderer: ChatRenderer) -> None:
@@ -166,6 +170,7 @@ def add_chat(entry: ChatEntry, body: Mapping[str, Any], builder: TraceBuilder, r
     Raises:
         TraceError: A body that the renderer refuses; names the line and the field.
     """
+    builder.session = entry.session
     try:
         found = renderer.prompt(body)
         builder.add_tokens(

@@ -5,6 +5,7 @@ Every fault names the file, the line and the field. Fields that nobody asks for 
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import math
@@ -18,14 +19,16 @@ import msgspec
 
 from headway.errors import ConfigError, TraceError
 
-__all__ = ["Count", "Ids", "Line", "Positive", "decode", "open_binary", "read_lines"]
+__all__ = ["LONGEST", "Count", "Damage", "Ids", "Line", "Positive", "decode", "open_binary", "read_lines"]
 
 T = TypeVar("T")
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-"""A whole number from 0 on. A number such as `3.0` is one."""
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-"""A whole number from 1 on."""
+LONGEST = 1 << 26
+"""Most tokens of a prompt or an answer: more is no length but a fault."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=LONGEST)]
+"""A number of tokens. A number such as `3.0` is one."""
+Positive = Annotated[int, msgspec.Meta(ge=1, le=LONGEST)]
+"""A number of tokens from 1 on."""
 Ids = list[int | str]
 """Block hashes, as numbers or as texts."""
 
@@ -76,7 +79,7 @@ def _fault(told: str, value: Any, where: str, path: str) -> TraceError:
         problem = f"is missing; found {names or 'no fields'}"
     elif problem.startswith("Expected"):
         wanted, _, found = problem.removeprefix("Expected ").replace("`", "").partition(", got ")
-        wanted = wanted.replace(" | ", " or ").replace(">=", "of at least")
+        wanted = wanted.replace(" | ", " or ").replace(">=", "of at least").replace("<=", "of at most")
         wanted = re.sub(r"[a-z]+", lambda word: _KINDS.get(word[0], word[0]), wanted)
         problem = f"expected {wanted}, found {found if anywhere else _shown(value)}"
     return TraceError(f"{where}: {f'field {field!r}: ' if field else ''}{problem}")
@@ -145,34 +148,86 @@ def open_binary(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+class Damage:
+    """What is wrong with a file and does not end its reading.
+
+    Attributes:
+        most: Damaged lines that are left out before they are too many.
+        found: Faults of those that were left out.
+        cut: Last lines that were written in half.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        """Leave out up to `most` damaged lines."""
+        self.most = most
+        self.found: list[str] = []
+        self.cut: list[str] = []
+
+    def take(self, error: TraceError) -> None:
+        """Leave a damaged line out.
+
+        Raises:
+            TraceError: There are too many.
+        """
+        if len(self.found) >= self.most:
+            more = f"; {self.most} were left out before it" if self.most else ""
+            raise TraceError(f"{error}{more} (--skip-bad N leaves out up to N damaged lines)") from None
+        self.found.append(str(error))
+
+    @property
+    def notes(self) -> list[str]:
+        """What is told of it."""
+        told = [f"The last line is written in half and was left out: {where}." for where in self.cut]
+        if self.found:
+            lines = "line was" if len(self.found) == 1 else "lines were"
+            told.append(f"{len(self.found):,} damaged {lines} left out; the first: {self.found[0]}")
+        return told
+
+
+def read_lines(path: Path, damage: Damage | None = None) -> Iterator[Line]:
     """The objects of a file of JSON lines, one at a time. A file that is one JSON object or list is taken as well.
+
+    Args:
+        path: The file. A byte order mark in front is left out.
+        damage: Takes damaged lines, and a last line that is written in half; None: both end the reading.
 
     Raises:
         TraceError: Not JSON, or not objects.
     """
     with open_binary(path) as file:
         try:
-            yield from _lines(path, file)
+            yield from _lines(path, file, damage)
         except (EOFError, gzip.BadGzipFile) as error:
             raise TraceError(f"{path}: cannot be read as text: {error}") from None
 
 
-def _lines(path: Path, file: BinaryIO) -> Iterator[Line]:
-    for number, line in enumerate(file, 1):
+def _lines(path: Path, file: BinaryIO, damage: Damage | None) -> Iterator[Line]:
+    for number, text in enumerate(file, 1):
+        line = text.removeprefix(codecs.BOM_UTF8) if number == 1 else text
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
             value = _DECODER.decode(line)
-        except msgspec.DecodeError as error:
-            if number > 1 or line.lstrip()[:1] not in (b"{", b"["):
-                raise TraceError(f"{where}: not JSON: {error}") from None
-            value = _document(path, line + file.read())
-        if number == 1 and isinstance(value, list):
-            yield from (_line(f"{path}, item {i}", item) for i, item in enumerate(value))
+            whole = number == 1 and isinstance(value, list)
+            found = (
+                [_line(f"{path}, item {i}", item) for i, item in enumerate(value)] if whole else [_line(where, value)]
+            )
+        except (msgspec.DecodeError, TraceError) as error:
+            if number == 1 and line.lstrip()[:1] in (b"{", b"[") and isinstance(error, msgspec.DecodeError):
+                value = _document(path, line + file.read())
+                items = enumerate(value) if isinstance(value, list) else [(None, value)]
+                yield from (_line(where if i is None else f"{path}, item {i}", item) for i, item in items)
+                return
+            fault = error if isinstance(error, TraceError) else TraceError(f"{where}: not JSON: {error}")
+            if damage is None:
+                raise fault from None
+            if line.endswith(b"\n"):
+                damage.take(fault)
+            else:
+                damage.cut.append(where)
         else:
-            yield _line(where, value)
+            yield from found
 
 
 def _document(path: Path, text: bytes) -> Any:

@@ -13,18 +13,19 @@ from headway.formats.blocks import (
     BAILIAN_BLOCK,
     MOONCAKE_BLOCK,
     WEKA_BLOCK,
+    Reader,
     read_aiperf,
     read_bailian,
     read_mooncake,
     read_weka,
     weka_width,
 )
-from headway.formats.chat import ChatEntry, ChatRenderer, chat_entries, read_chat
-from headway.formats.lines import Line, read_lines
+from headway.formats.chat import ChatEntry, ChatRenderer, read_chat
+from headway.formats.lines import Damage, Line, read_lines
 from headway.formats.recording import read_recording, recording_width
 from headway.formats.trace import Trace, TraceBuilder
 
-__all__ = ["FORMATS", "Format", "read_entries", "read_trace"]
+__all__ = ["FORMATS", "Format", "read_trace"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Format:
     Attributes:
         summary: One line about it.
         fits: Whether a first object looks like it.
-        read: Adds the requests of the lines to a trace; None where reading needs more (chat).
+        read: What adds the requests of a line to a trace; None where reading needs more (chat).
         block_tokens: Tokens in a block, unless somebody says otherwise; 1 for tokens.
         outputs: How answers are read, see `Trace`.
         width: Tokens in a block as the first object says; None where a trace does not say.
@@ -42,7 +43,7 @@ class Format:
 
     summary: str
     fits: Callable[[Line], bool]
-    read: Callable[[Iterator[Line], TraceBuilder], None] | None
+    read: Callable[[TraceBuilder], Reader] | None
     block_tokens: int
     outputs: str
     width: Callable[[Line], int] | None = None
@@ -108,6 +109,9 @@ def read_trace(
     block_tokens: int | None = None,
     renderer: ChatRenderer | None = None,
     limit: int | None = None,
+    skip_bad: int = 0,
+    spread: float | None = None,
+    entries: list[ChatEntry] | None = None,
 ) -> Trace:
     """Read a trace from a file (plain, gzip or Zstandard) or from the files of a folder, in order of their names.
 
@@ -117,14 +121,21 @@ def read_trace(
         block_tokens: Tokens in a block, where a trace differs from its format's usual.
         renderer: What makes tokens of chat logs.
         limit: Stop after that many requests.
+        skip_bad: Damaged lines that are left out, and told in the notes of the trace.
+        spread: Seconds over which sessions start, evenly and in their order; None: as the trace says.
+        entries: Where the requests of a chat log are kept, in the order of the file.
 
     Raises:
         TraceError: A file that cannot be read as a trace; names file, line and field.
-        ConfigError: An unknown format, a tokenizer that is missing or not needed, blocks that the trace itself knows.
+        ConfigError: An unknown format, a tokenizer that is missing or not needed, blocks that the trace itself knows or
+            of no tokens, sessions to spread where there are none.
     """
     if format != "auto" and format not in FORMATS:
         raise ConfigError(f"unknown trace format {format!r}; known are {', '.join(FORMATS)} and auto")
-    lines = chain.from_iterable(read_lines(file) for file in _files(Path(path)))
+    if block_tokens is not None and block_tokens < 1:
+        raise ConfigError(f"--block-tokens {block_tokens}: a block has at least one token")
+    damage = Damage(skip_bad)
+    lines = chain.from_iterable(read_lines(file, damage) for file in _files(Path(path)))
     first = next(lines, None)
     if first is None:
         raise TraceError(f"{path}: the file is empty")
@@ -138,34 +149,33 @@ def read_trace(
         raise ConfigError(f"--block-tokens: a trace of the format {name} says itself what its blocks are: leave it out")
     width = block_tokens or (form.width(first) if form.width is not None else form.block_tokens)
     builder = TraceBuilder(str(path), name, width, form.outputs)
-    whole = chain((first,), lines)
-    if form.read is None:
-        if renderer is None:
-            raise ConfigError(
-                "a chat log holds text: name the model's tokenizer with --tokenizer (a folder or a hub id)"
-            )
-        read_chat(_some(whole, builder, limit), builder, renderer)
-    else:
-        form.read(_some(whole, builder, limit), builder)
-    trace = builder.build().head(limit) if limit else builder.build()
+    _read(chain((first,), lines), builder, _reader(form, builder, renderer, entries), damage, limit)
+    trace = builder.build(spread)
+    trace = replace(trace, notes=(*damage.notes, *trace.notes))
+    trace = trace.head(limit) if limit else trace
     return trace if trace.outputs != "recorded" or trace.has_answers else replace(trace, outputs="never")
 
 
-def read_entries(path: str | Path) -> Iterator[ChatEntry]:
-    """The requests of a chat log, in the order of the file.
+def _reader(
+    form: Format, builder: TraceBuilder, renderer: ChatRenderer | None, entries: list[ChatEntry] | None
+) -> Reader:
+    if form.read is not None:
+        return form.read(builder)
+    if renderer is None:
+        raise ConfigError("a chat log holds text: name the model's tokenizer with --tokenizer (a folder or a hub id)")
+    return read_chat(builder, renderer, entries)
 
-    Raises:
-        TraceError: A file that cannot be read as one; names file, line and field.
-    """
-    return chat_entries(chain.from_iterable(read_lines(file) for file in _files(Path(path))))
 
-
-def _some(lines: Iterator[Line], builder: TraceBuilder, limit: int | None) -> Iterator[Line]:
-    """Lines until the trace has enough requests."""
+def _read(lines: Iterator[Line], builder: TraceBuilder, read: Reader, damage: Damage, limit: int | None) -> None:
+    """Read lines until the trace has enough requests, and leave damaged ones out."""
     for line in lines:
         if limit is not None and len(builder) >= limit:
             return
-        yield line
+        try:
+            read(line)
+        except TraceError as error:
+            damage.take(error)
+            builder.undo()
 
 
 def _told(first: Line) -> str:

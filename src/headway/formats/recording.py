@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TextIO
 
 import msgspec
@@ -137,14 +137,15 @@ def recording_width(first: Line) -> int:
     return 1 if head.content == "tokens" else head.block_tokens or RECORDING_BLOCK
 
 
-def read_recording(lines: Iterator[Line], builder: TraceBuilder) -> None:
-    """Read a recording.
+def read_recording(builder: TraceBuilder) -> Callable[[Line], None]:
+    """What reads the lines of a recording, the first one included."""
+    width = 0
 
-    Raises:
-        TraceError: Names the line and the field.
-    """
-    width = recording_width(next(lines))
-    for line in lines:
+    def read(line: Line) -> None:
+        nonlocal width
+        if not width:
+            width = recording_width(line)
+            return
         request: _Tokens | _Hashes = line.to(_Tokens) if width == 1 else line.to(_Hashes)
         time, marks = request.time or 0.0, request.boundaries or ()
         try:
@@ -156,3 +157,5 @@ def read_recording(lines: Iterator[Line], builder: TraceBuilder) -> None:
                 builder.add_blocks(*prompt, answer, time, answer=ids[whole:], boundaries=marks)
         except TraceError as error:
             raise line.fault("", str(error)) from None
+
+    return read

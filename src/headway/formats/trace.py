@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.errors import TraceError
+from headway.errors import ConfigError, TraceError
 
 __all__ = ["Trace", "TraceBuilder"]
 
@@ -54,6 +54,7 @@ class Trace:
         boundaries: int64 [B], tokens before each message boundary of the prompts, where the trace has them.
         boundary_offsets: int64 [R + 1], where those of each prompt begin in `boundaries`.
         ordinals: int64 [R], the number of each request in what the trace was read from.
+        notes: What to know of how it was read.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Trace:
     boundaries: Longs
     boundary_offsets: Longs
     ordinals: Longs
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Requests."""
@@ -164,8 +166,12 @@ class TraceBuilder:
         self._ends, self._answer_ends = array("q", [0]), array("q", [0])
         self._boundaries, self._boundary_ends = array("q"), array("q", [0])
         self._prompts, self._outputs, self._times = array("q"), array("q"), array("d")
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, dict[int | str, int]] = {}
+        """Symbols of the ids of each scope."""
         self._tails: dict[Hashable, int] = {}
+        self._sessions = array("q")
+        self.session = -1
+        """Number of the session that the requests are of that are added next; -1: of none."""
         self._last_tail = 1 << 31
         self._next = _PLAIN
 
@@ -271,30 +277,56 @@ class TraceBuilder:
             raise TraceError(f"token ids must not be negative: {min((*tokens, *answer))}")
         self._close(len(tokens), max(len(answer), answer_tokens), time, boundaries)
 
-    def build(self) -> Trace:
+    def forget_ids(self, scope: Hashable) -> None:
+        """Ids of a scope will not come again."""
+        self._numbers.pop(scope, None)
+
+    def undo(self) -> None:
+        """Leave out what was begun of a request that could not be added."""
+        for values, ends in (
+            (self._symbols, self._ends),
+            (self._answers, self._answer_ends),
+            (self._boundaries, self._boundary_ends),
+        ):
+            del values[ends[len(self._prompts)] :]
+            del ends[len(self._prompts) + 1 :]
+
+    def build(self, spread: float | None = None) -> Trace:
         """The trace, in order of arrival (equal times keep their order).
+
+        Args:
+            spread: Seconds over which the sessions start, evenly and in their order; None: as the trace says.
 
         Raises:
             TraceError: No request was added.
+            ConfigError: There are no sessions to spread.
         """
         if not self._prompts:
             raise TraceError(f"{self._name}: no request in this trace")
-        times = np.array(self._times)
+        times, sessions = np.array(self._times), np.frombuffer(self._sessions, dtype=np.int64)
+        if spread is not None:
+            known = np.unique(sessions[sessions >= 0])
+            if not len(known):
+                raise ConfigError(f"--spread: {self._name} does not say which requests form a session: leave it out")
+            times = times + np.where(sessions >= 0, np.searchsorted(known, sessions) * (spread / len(known)), 0.0)
+        late = int((times[1:] < times[:-1]).sum()) if (sessions < 0).all() else 0
+        notes = [f"{late:,} requests stood behind later ones: all were sorted by time."] if late else []
         trace = Trace(
             self._name,
             self._format,
             self.width,
             "recorded" if len(self._answers) else self._outputs_read,
-            np.array(self._symbols, dtype=np.int32),
+            _view(self._symbols, np.int32),
             np.array(self._ends),
             np.array(self._prompts),
             np.array(self._outputs),
             times,
-            np.array(self._answers, dtype=np.int32),
+            _view(self._answers, np.int32),
             np.array(self._answer_ends),
             np.array(self._boundaries, dtype=np.int64),
             np.array(self._boundary_ends),
             np.arange(len(times)),
+            tuple(notes),
         )
         return trace.take(np.argsort(times, kind="stable")) if (times[1:] < times[:-1]).any() else trace
 
@@ -308,6 +340,7 @@ class TraceBuilder:
         self._prompts.append(prompt_tokens)
         self._outputs.append(answer_tokens)
         self._times.append(time)
+        self._sessions.append(self.session)
 
     def _blocks(self, ids: Sequence[int | str], scope: Hashable) -> Iterable[int]:
         """Symbols of whole blocks."""
@@ -319,19 +352,18 @@ class TraceBuilder:
             numbers = cast("Sequence[int]", ids)
             if min(numbers) >= 0 and max(numbers) < _PLAIN:
                 return numbers
-        return [self._number(id if scope is None else (scope, id)) for id in ids]
+        return self._scoped(ids, scope)
 
-    def _scoped(self, tokens: Sequence[int], scope: Hashable) -> list[int]:
-        return [self._number((scope, token)) for token in tokens]
-
-    def _number(self, key: Hashable) -> int:
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = self._next
-            self._next += 1
-            if number >= _SYMBOLS:
-                raise TraceError(f"more than {_SYMBOLS - _PLAIN:,} different block ids: cut the trace into parts")
-        return number
+    def _scoped(self, ids: Sequence[int | str], scope: Hashable) -> list[int]:
+        """Symbols of ids of a scope: numbered in the order in which they come."""
+        known = self._numbers.setdefault(scope, {})
+        for id in ids:
+            if id not in known:
+                if self._next >= _SYMBOLS:
+                    raise TraceError(f"more than {_SYMBOLS - _PLAIN:,} different block ids: cut the trace into parts")
+                known[id] = self._next
+                self._next += 1
+        return list(map(known.__getitem__, ids))
 
     def _tail(self, id: Hashable, scope: Hashable) -> int:
         """Symbol of a tail: equal for prompts that are the same to their ends, as far as ids tell."""
@@ -341,8 +373,16 @@ class TraceBuilder:
         return self._tails.setdefault(id if scope is None else (scope, id), self._last_tail)
 
 
+def _view(values: array[int], kind: type[np.int32]) -> Ints:
+    """The same memory as an array of numpy: a copy of a large trace would take as much again."""
+    return np.frombuffer(values, dtype=kind) if len(values) else np.zeros(0, dtype=kind)
+
+
 def _reorder(values: NDArray[Any], offsets: Longs, order: Longs) -> tuple[NDArray[Any], Longs]:
-    lengths = np.diff(offsets)[order]
-    ends = np.concatenate(([0], np.cumsum(lengths)))
-    where = np.arange(ends[-1]) + np.repeat(offsets[:-1][order] - ends[:-1], lengths)
-    return values[where], ends
+    """Pieces of an array in another order. Piece by piece: places of all values take five times their own memory."""
+    ends = np.concatenate(([0], np.cumsum(np.diff(offsets)[order])))
+    moved = np.empty(int(ends[-1]), dtype=values.dtype)
+    bounds = zip(ends[:-1].tolist(), ends[1:].tolist(), offsets[order].tolist(), strict=True)
+    for start, stop, source in bounds:
+        moved[start:stop] = values[source : source + stop - start]
+    return moved, ends

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headway import __version__
 from headway.errors import ConfigError
+from headway.sizes import counted
 from headway.tell import sentences, tables
 from headway.tell.comparison import Comparison
 from headway.tell.labels import memory_text
@@ -102,7 +103,8 @@ def report_page(found: Comparison) -> str:
 def _about(runs: Sequence[RunRecord]) -> str:
     whole, layout = runs[0].result.whole, runs[0].layout
     models = ", ".join(sorted({run.model.name for run in runs}))
-    text = f"{whole.requests:,} requests, {whole.prompt_tokens:,} prompt tokens; model {models}"
+    requests, tokens = whole.requests + runs[0].result.refused, whole.prompt_tokens + runs[0].result.refused_tokens
+    text = f"{counted(requests, 'request')}, {counted(tokens, 'prompt token')}; model {models}"
     if len(runs) > 1:
         return f"{text}; {len(runs)} runs side by side"
     text += f", {', '.join(f'{k} {v}' for k, v in layout.items())}, {memory_text(runs[0])} per rank"

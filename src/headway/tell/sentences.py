@@ -145,6 +145,8 @@ def on_growth(wait: Trend) -> str:
 
 def on_reasons(found: Comparison) -> str:
     """What moves between the lines from run to run."""
+    if found.best == found.worst:
+        return "No two runs that refuse equally few requests save different shares of the compute."
     if found.moved is None:
         return "No line of the best run is smaller than in the worst."
     line = found.moved.line

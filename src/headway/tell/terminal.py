@@ -96,7 +96,7 @@ def _waterfall(facts: RunFacts) -> RichTable:
 
 def _over_time(run: RunRecord) -> str:
     shares = [share for _, share, _ in hit_rates(run.result.over_time, _MOMENTS)]
-    return f"tokens reused over time:  |{_graph(shares)}| {shares[0]:.0%} at first, {shares[-1]:.0%} at the end"
+    return f"tokens reused over time:  |{_graph(shares)}| between {min(shares):.0%} and {max(shares):.0%}"
 
 
 def _memory(run: RunRecord, facts: RunFacts) -> str:

@@ -28,6 +28,7 @@ from rich.console import Console
 from headway.cache import DEFAULT_PLACEMENT, Reason, Recurrent
 from headway.errors import ConfigError
 from headway.formats import Trace
+from headway.formats.chat import ChatEntry
 from headway.option_records import with_records
 from headway.replay.ask import options as opt
 from headway.replay.ask.folder import SweepFolder
@@ -111,14 +112,15 @@ def advise(
         raise ConfigError(f"--gpus {gpus} and --tp {tp}: one copy of the model takes as many GPUs as --tp")
     if running < 0:
         raise ConfigError(f"--running is {running}: give a number of requests")
-    requests = source.load()
+    entries: list[ChatEntry] = []
+    requests = source.load(entries)
     folder, work = SweepFolder(where.out), Workload.of(requests, source.outputs)
 
     def run(points: Sequence[Point]) -> list[RunRecord]:
         return finish_points(work, points, folder, console, jobs=where.jobs, ray=where.ray)
 
     found = study(Question(setting, requests, running), run)
-    found = replace(found, faults=faults_of(source, requests, setting.configure()[0]))
+    found = replace(found, faults=faults_of(requests, entries, source.tokenizer, setting.configure()[0]))
     share = hardware.gpu_share if hardware.gpu and hardware.memory is None else None
     checkpoint, draft = _checkpoint(model.model), model.draft is not None
     text = advice_text(found, share=share, running=running, checkpoint=checkpoint, draft=draft)

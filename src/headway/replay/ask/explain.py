@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -21,7 +21,7 @@ from rich.console import Console
 from headway.cache import CheckpointRemoved, CheckpointStored, Displaced, Event, Evicted, Path
 from headway.errors import ConfigError
 from headway.formats import Trace
-from headway.formats.read import read_entries
+from headway.formats.chat import ChatEntry
 from headway.option_records import with_records
 from headway.progress import counting
 from headway.replay.ask import options as opt
@@ -74,10 +74,11 @@ def explain(
     """
     setting = Setting(model, ranks, hardware, policy, outputs=source.outputs).with_example(source, _EXAMPLE_MEMORY)
     config, _ = setting.configure()
-    requests = source.load()
+    entries: list[ChatEntry] = []
+    requests = source.load(entries)
     if request is None:
         request = _telling_request(requests, config)
-    text = _text_of(source, requests, request)
+    text = _text_of(requests, entries, source.tokenizer, request)
     with counting("replaying", max(1, request), "requests") as tell:
         story = story_of(requests, config, request, lambda done, _: tell(done), text)
     if as_json:
@@ -95,12 +96,12 @@ def _telling_request(requests: Trace, config: ReplayConfig) -> int:
     return worst[0].last_request if worst else 0
 
 
-def _text_of(source: opt.TraceChoice, trace: Trace, request: int) -> PromptText | None:
+def _text_of(trace: Trace, entries: Sequence[ChatEntry], tokenizer: str | None, request: int) -> PromptText | None:
     """The prompt of a request as its client knows it, where the trace is a log of chats."""
-    if source.trace is None or trace.format != "chat" or not 0 <= request < len(trace):
+    if trace.format != "chat" or not 0 <= request < len(trace):
         return None
-    body = next(islice(read_entries(source.trace), int(trace.ordinals[request]), None)).body
-    words, messages, tools = renderer_of(source.tokenizer or ""), body.get("messages") or [], body.get("tools")
+    body = entries[int(trace.ordinals[request])].body
+    words, messages, tools = renderer_of(tokenizer or ""), body.get("messages") or [], body.get("tools")
     tokens = words.prompt(body).tokens
     if not messages:
         return PromptText(tokens, words.piece)

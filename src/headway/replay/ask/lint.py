@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import islice
 from typing import Annotated
 
 import typer
@@ -14,7 +14,7 @@ from rich.console import Console
 from headway.cache import FullAttention
 from headway.errors import ConfigError
 from headway.formats import Trace
-from headway.formats.read import read_entries
+from headway.formats.chat import ChatEntry
 from headway.option_records import with_records
 from headway.progress import lasting
 from headway.replay.ask import options as opt
@@ -65,13 +65,14 @@ def lint(
         config, _ = Setting(model, ranks, hardware, policy, outputs=source.outputs).configure()
     elif hardware != opt.Hardware() or ranks != opt.RankChoice() or policy != opt.PolicyChoice():
         raise ConfigError("memory, layout and policies need a model: give --model, or leave them out")
-    trace = source.load()
+    entries: list[ChatEntry] = []
+    trace = source.load(entries)
     if trace.width > 1:
         raise ConfigError(
             f"{source.trace}: hashes of blocks do not show what changed in front of known text; give a log of chats "
             f"(with --tokenizer), or a recording of tokens (headway serve --record-form tokens)"
         )
-    found = [fault for fault in faults_of(source, trace, config) if 100 * fault.gain >= least]
+    found = [fault for fault in faults_of(trace, entries, source.tokenizer, config) if 100 * fault.gain >= least]
     if as_json:
         typer.echo(json.dumps([asdict(fault) for fault in found], indent=2))
     else:
@@ -82,15 +83,18 @@ def lint(
     sys.exit(1 if found else 0)
 
 
-def faults_of(source: opt.TraceChoice, trace: Trace, config: ReplayConfig) -> list[PromptFault]:
+def faults_of(
+    trace: Trace, entries: Sequence[ChatEntry], tokenizer: str | None, config: ReplayConfig
+) -> list[PromptFault]:
     """What in the prompts of a trace keeps known text from being reused, priced under a configuration.
 
     Args:
-        source: Where the trace is from.
         trace: The trace; one of blocks has no faults that could be seen.
+        entries: Its requests in the order of the file, if it is a log of chats.
+        tokenizer: Name of the tokenizer that it was read with.
         config: What it is replayed against; its clock is not used.
     """
-    if source.trace is None or trace.width > 1:
+    if trace.width > 1:
         return []
     plain = replace(config, timing=None)
 
@@ -100,6 +104,5 @@ def faults_of(source: opt.TraceChoice, trace: Trace, config: ReplayConfig) -> li
     with lasting("looking for what changes in front of known text"):
         if trace.format != "chat":
             return find_faults(TokenLog(trace), run)
-        entries = list(islice(read_entries(source.trace), int(trace.ordinals.max()) + 1))
-        log = ChatLog(trace, [entries[i] for i in trace.ordinals.tolist()], renderer_of(source.tokenizer or ""))
+        log = ChatLog(trace, [entries[i] for i in trace.ordinals.tolist()], renderer_of(tokenizer or ""))
         return find_faults(log, run)

@@ -16,6 +16,7 @@ from headway.cache import DEFAULT_PLACEMENT, ParallelLayout
 from headway.engine import DEFAULT_WAIT_TOKENS
 from headway.errors import ConfigError, TraceError
 from headway.formats import FORMATS, Trace
+from headway.formats.chat import ChatEntry
 from headway.progress import lasting
 from headway.replay.ask.catalogue import KV_DTYPES, STATE_DTYPES, catalogue
 from headway.replay.ask.model_files import is_model_files
@@ -85,6 +86,11 @@ class TraceChoice:
     limit: Annotated[int | None, option(_TRACE, "Requests to replay: all of a trace, 3,000 generated ones.")] = None
     block_tokens: Annotated[int | None, option(_TRACE, "Tokens in a block of the trace, if not the usual.")] = None
     tokenizer: Annotated[str | None, option(_TRACE, "For chat logs: a folder, a hub id, or bytes.")] = None
+    skip_bad: Annotated[int, option(_TRACE, "Damaged lines that may be left out.", min=0)] = 0
+    spread: Annotated[
+        float | None,
+        option(_TRACE, "Hours over which sessions start, evenly, where a trace holds whole sessions.", min=0),
+    ] = None
     outputs: Annotated[
         str | None,
         option(_TRACE, "Whether prompts contain earlier answers, if the trace does not say: never or continuation."),
@@ -101,8 +107,11 @@ class TraceChoice:
                 f"{self.trace}: there is no such file or folder; without a trace, a generated one is replayed"
             )
 
-    def load(self) -> Trace:
-        """Read or generate the trace.
+    def load(self, entries: list[ChatEntry] | None = None) -> Trace:
+        """Read or generate the trace, and tell on stderr what there is to know of how it was read.
+
+        Args:
+            entries: Where the requests of a chat log are kept, in the order of the file.
 
         Raises:
             TraceError: A file that cannot be read as a trace.
@@ -114,20 +123,29 @@ class TraceChoice:
         self._refuse_idle()
         if self.trace is None:
             requests = self.limit or _EXAMPLE_REQUESTS
-            return generate(self.workload, requests, seed=self.seed, block_tokens=self.block_tokens or 64)
+            block = 64 if self.block_tokens is None else self.block_tokens
+            return generate(self.workload, requests, seed=self.seed, block_tokens=block)
         with lasting(f"reading {self.trace}"):
-            return read_trace(
+            trace = read_trace(
                 self.trace,
                 format=self.format,
                 block_tokens=self.block_tokens,
                 tokenizer=self.tokenizer,
                 limit=self.limit,
+                skip_bad=self.skip_bad,
+                spread=None if self.spread is None else 3600 * self.spread,
+                entries=entries,
             )
+        for note in trace.notes:
+            typer.echo(f"headway: {note}", err=True)
+        return trace
 
     def _refuse_idle(self) -> None:
         """Refuse what says how to generate a trace beside a trace, and how to read one where there is none."""
-        names = ("format", "tokenizer") if self.trace is None else ("workload", "seed")
-        wrong = ", ".join(f"--{name}" for name in names if getattr(self, name) != getattr(TraceChoice, name))
+        names = ("format", "tokenizer", "skip_bad", "spread") if self.trace is None else ("workload", "seed")
+        wrong = ", ".join(
+            f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(TraceChoice, name)
+        )
         if wrong and self.trace is None:
             raise ConfigError(f"{wrong}: says how a trace is read, and none is given: name its file or folder")
         if wrong:

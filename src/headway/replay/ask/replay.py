@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from headway.errors import ConfigError
+from headway.formats.chat import ChatEntry
 from headway.option_records import with_records
 from headway.progress import counting
 from headway.replay.ask import options as opt
@@ -18,6 +20,7 @@ from headway.replay.ask.setting import Setting
 from headway.replay.replay import replay_trace
 from headway.sizes import counted, format_bytes
 from headway.tell import compare, with_facts
+from headway.tell.measured import on_measured, read_measured
 from headway.tell.page import require_report, write_report
 from headway.tell.terminal import show
 
@@ -36,6 +39,14 @@ def replay(
     policy: opt.PolicyChoice,
     max_answer: opt.MaxAnswer = None,
     preset: opt.Preset = None,
+    against: Annotated[
+        list[str] | None,
+        opt.option(
+            None,
+            "Counters to hold the prediction against: a server's address or a file of its /metrics, since its start; "
+            "given twice, what lies between.",
+        ),
+    ] = None,
     html: opt.Html = None,
     as_json: opt.AsJson = False,
     models: opt.ListModels = False,
@@ -55,6 +66,8 @@ def replay(
 
         headway replay trace.jsonl --model kimi-linear --gpu h200 --clock trace --speed 2  # and how long it takes
 
+        headway replay trace.jsonl --model ./model --memory 20GB --against http://127.0.0.1:8000   # and was it so?
+
     Three lines frame the answer: **this cache**; the same memory **knowing the future**, which says how much a better
     choice of checkpoints could still win; and an **endless memory**, which says what the trace has to give. Lost tokens
     that say *evicted* ask for memory (or a larger `--dcp`); *state_never_taken* asks for other `--placement`; *parted*
@@ -64,11 +77,14 @@ def replay(
     """
     if html is not None:
         require_report(html)
+    measured = read_measured(against) if against else None
     setting = Setting(model, ranks, hardware, policy, clock, preset, source.outputs).with_example(
         source, _EXAMPLE_MEMORY
     )
     config, sized = setting.configure()
-    requests = source.load().cut_answers(max_answer)
+    entries: list[ChatEntry] = []
+    read = source.load(entries)
+    requests = read.cut_answers(max_answer)
     with counting("replaying", len(requests), "requests") as tell:
         result = replay_trace(requests, config, clairvoyant=True, progress=lambda done, _: tell(done))
     if not result.whole.requests:
@@ -78,11 +94,15 @@ def replay(
             f"{format_bytes(result.needed, 1000)}. Give more with --memory, or split the model over more ranks "
             f"(--tp, --dcp)"
         )
-    run = replace(record_of(result, config, sized, requests), faults=faults_of(source, requests, config))
+    run = replace(record_of(result, config, sized, requests), faults=faults_of(read, entries, source.tokenizer, config))
     if html is not None:
         write_report(compare([run]), html)
         Console(stderr=True).print(f"the report is in {html}", highlight=False)
     if as_json:
-        typer.echo(json.dumps(with_facts(run), indent=2))
-    else:
-        show(run, Console())
+        told = with_facts(run) | ({} if measured is None else {"measured": asdict(measured)})
+        typer.echo(json.dumps(told, indent=2))
+        return
+    console = Console()
+    if measured is not None:
+        console.print(on_measured(result.whole, measured), "", sep="\n", markup=False, highlight=False)
+    show(run, console)
