@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.tiers.world import until
 
 from headway.tiers.s3 import S3Store
+from headway.tiers.store import Store
 from headway.tiers.valkey import ValkeyStore
 
 
@@ -29,10 +30,10 @@ def valkey_port() -> int:
     return int(server.port)
 
 
-def valkey_store() -> ValkeyStore:
+def valkey_store(number: int = 0) -> ValkeyStore:
     """An empty one: tests run one after another."""
-    store = ValkeyStore(f"valkey://127.0.0.1:{valkey_port()}/0")
-    store._client.flushall()
+    store = ValkeyStore(f"valkey://127.0.0.1:{valkey_port()}/{number}")
+    store._client.flushdb()
     return store
 
 
@@ -47,19 +48,28 @@ def free_port(low: int = 0) -> int:
             return int(probe.getsockname()[1])
 
 
-def s3_store(endpoint: str) -> S3Store:
-    """A new bucket."""
+@functools.cache
+def s3_bucket(endpoint: str) -> str:
+    """A new bucket of a server."""
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "test")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
     bucket = f"headway-{secrets.token_hex(6)}"
     request = urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")
     request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request")
     with urllib.request.urlopen(request, timeout=20):
-        return S3Store(bucket, "cache", {"endpoint": endpoint})
+        return bucket
+
+
+def s3_store(endpoint: str) -> S3Store:
+    """An empty one in a bucket of its own server."""
+    return S3Store(s3_bucket(endpoint), secrets.token_hex(6), {"endpoint": endpoint})
 
 
 def _started(command: list[str], port: int, folder: str) -> str:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("AWS_")
+    }  # no keys, so no checks of keys
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, env=env)
     atexit.register(process.wait)
     atexit.register(process.kill)
     until(lambda: _answers(port), 60)
@@ -92,3 +102,16 @@ def seaweed() -> str:
     ports += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=200", "-master.volumeSizeLimitMB=64"]
     weed = str(Path(sys.executable).with_name("weed"))
     return _started([weed, "server", "-s3", f"-s3.port={port}", f"-dir={folder}", *ports], port, folder)
+
+
+class Unclosed:
+    """A store that another server goes on with."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def close(self) -> None:
+        pass

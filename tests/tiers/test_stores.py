@@ -139,7 +139,7 @@ def test_tiers_over_it_keep_their_promises(store: Store) -> None:
     with World((shared, store)) as t:
         t.put(data, 21)
         t.put(data, 43)
-        with World((shared, Unclosed(store))) as u:
+        with World((shared, servers.Unclosed(store))) as u:
             assert u.positions(data) == []
             assert u.search(data) == [21, 43]
             assert u.search(data[: 4 * 43]) == [21, 43]
@@ -157,19 +157,6 @@ def test_tiers_over_it_keep_their_promises(store: Store) -> None:
             assert {failure.reason for failure in loaded.failures} == {"missing"}
             u.tiers.reset().result(SECONDS)
             assert list(store.names("")) == []
-
-
-class Unclosed:
-    """A store that another server goes on with."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-    def close(self) -> None:
-        pass
 
 
 # ---- one by one
@@ -301,12 +288,10 @@ def test_a_full_server_is_told_as_full() -> None:
 
 def test_t31_every_tier_opens_from_what_people_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = servers.moto()
-    servers.s3_store(endpoint)
-    bucket = servers.s3_store(endpoint)._bucket.config["bucket"]
     opened = [
         open_disk(f"{tmp_path}/a:b:10MiB"),
         open_store(f"valkey://127.0.0.1:{servers.valkey_port()}/1"),
-        open_store(f"s3://{bucket}/some/where?endpoint={endpoint}"),
+        open_store(f"s3://{servers.s3_bucket(endpoint)}/some/where?endpoint={endpoint}"),
     ]
     assert (tmp_path / "a:b").is_dir()
     for config, store in opened:

@@ -113,7 +113,7 @@ class Catalogue:
     # ---- finding
 
     def path(self, folder: str, digests: PathDigests, floor: int, limit: int) -> Path:
-        """What there is between two positions, in O(stretches of the path + different positions of checkpoints)."""
+        """What there is between two positions, in O(stretches that are known + different positions of checkpoints)."""
         size, ahead = self._layout.stretch, self._layout.lookahead
         limit = min(limit, digests.tokens - ahead)
         stretches: list[Entry | None] = [None] * digests.stretches
@@ -123,7 +123,7 @@ class Catalogue:
         for number in range(floor // size, digests.stretches + 1):
             point = self._points.get((folder, digests.boundary(number)))
             if point is None:
-                continue
+                break  # a point is known as long as anything behind it is
             if number:
                 stretches[number - 1] = point.stretch
             for position, entries in point.checkpoints.items():

@@ -185,6 +185,7 @@ class Load:
         self._limit = place.position
         self._target: Place | None = place
         self._fetches: dict[Key, _Fetch] = {}
+        self._pending: set[Key] = set()
         self._failures: list[Failure] = []
         self._pieces: tuple[Piece, ...] = ()
         self._alarm = Alarm(None)
@@ -317,6 +318,7 @@ class Loader:
             return None
         for key, wanted in missing.items():
             self._join(load, key, wanted)
+        load._pending = {key for key in keys if load._fetches[key].state != "there"}
         return self._check(load)
 
     def _usable(self, key: Key) -> bool:
@@ -355,6 +357,7 @@ class Loader:
             if reason:
                 self._lower(load)
             else:
+                load._pending.discard(key)
                 self._check(load)
 
     def _fail(self, wanted: Wanted, reason: str) -> None:
@@ -373,11 +376,8 @@ class Loader:
 
     def _check(self, load: Load) -> None:
         """End a load if all has arrived."""
-        target = load._target
-        assert target is not None
-        keys = [w.key for w in target.wanted]
-        if all(key in load._fetches and load._fetches[key].state == "there" for key in keys):
-            self.end(load, target)
+        if not load._pending:
+            self.end(load, load._target)
 
     def _overdue(self, load: Load) -> None:
         """The load's own time is over: end with what is whole already."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -135,7 +136,7 @@ class ObjectLayout:
     family: str = "canonical"
     label: str = ""
 
-    @property
+    @cached_property
     def resumes_anywhere(self) -> bool:
         """Whether every end of a stretch can be resumed from, without a manifest: all groups need the whole prefix."""
         return all(group.kind == "prefix" for group in self.groups)
