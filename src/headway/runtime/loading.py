@@ -139,15 +139,18 @@ def _load_share(
         split_model(shapes, Rehearsal(ranks.size))
         kind = type(shapes)
     with _quiet():
-        model, shares = _read_share(name, kind, path, config, dtype, ranks.size, rules)
+        model, shares = _read_share(name, kind, path, config, dtype, ranks, rules)
     split_model(_text_alone(model), ranks, shares)
     return model, whole
 
 
-def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dtype, **more: Any) -> Any:
+def _load_weights(
+    name: str, kind: Any, path: str, config: Any, dtype: torch.dtype, quiet: bool = False, **more: Any
+) -> Any:
     """A model of a class with the weights of its checkpoint: all of them, and no others.
 
-    transformers fills what is missing with random numbers, and says so in a report that nobody need read.
+    transformers fills what is missing with random numbers, and says so in a report that nobody need read. What may be
+    left is told, unless `quiet`.
 
     Raises:
         ModelError: A weight is missing, has another shape, or is left over; the message names some.
@@ -168,7 +171,7 @@ def _load_weights(name: str, kind: Any, path: str, config: Any, dtype: torch.dty
                 **more,
             ),
         )
-    if any(re.search(rf"(^|\.){_MEDIA}\.", key) for key in told["unexpected_keys"]):
+    if not quiet and any(re.search(rf"(^|\.){_MEDIA}\.", key) for key in told["unexpected_keys"]):
         logger.warning(
             "model %r also takes images or sound: that part of its weights is not read, it serves text", name
         )
@@ -200,7 +203,13 @@ def _refuse_nan(name: str, model: PreTrainedModel) -> None:
 
 
 def _read_share(
-    name: str, kind: Any, path: str, config: Any, dtype: torch.dtype, ranks: int, rules: Mapping[str, str]
+    name: str,
+    kind: Any,
+    path: str,
+    config: Any,
+    dtype: torch.dtype,
+    ranks: TorchCommunicator,
+    rules: Mapping[str, str],
 ) -> tuple[PreTrainedModel, frozenset[str]]:
     """Read a rank's share of the weights, where transformers can cut while it reads; all ranks call this together.
 
@@ -216,7 +225,7 @@ def _read_share(
         path: The model, as for transformers.
         config: Its config.
         dtype: Type of the weights.
-        ranks: How many ranks share it: all of the default process group.
+        ranks: The ranks that share it: all of the default process group.
         rules: What to do otherwise than the model's plan says, by the plan's rules.
 
     Returns:
@@ -226,8 +235,8 @@ def _read_share(
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.utils import TransformersDeviceMesh
 
-    mesh = init_device_mesh("cpu", (1, 1, 1, ranks), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
-    experts = init_device_mesh("cpu", (1, 1, ranks, 1), mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"))
+    mesh = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
+    experts = init_device_mesh("cpu", (1, 1, ranks.size, 1), mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"))
 
     class Reader(kind):  # type: ignore[misc]
         """The model's class on the ranks that are there. Its own way to find them is for programs of torchrun."""
@@ -236,8 +245,8 @@ def _read_share(
         def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> tuple[Any, Any, Any]:
             return distributed_config, device_map, TransformersDeviceMesh(mesh, experts)
 
-    distributed = DistributedConfig(tp_size=ranks, tp_plan=dict(rules))
-    model: Any = _load_weights(name, Reader, path, config, dtype, distributed_config=distributed)
+    distributed = DistributedConfig(tp_size=ranks.size, tp_plan=dict(rules))
+    model: Any = _load_weights(name, Reader, path, config, dtype, quiet=ranks.rank > 0, distributed_config=distributed)
     model.__class__ = kind
     return model, frozenset(_unwrapped(model))
 
