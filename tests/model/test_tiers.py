@@ -1,0 +1,158 @@
+"""A stateful random test of all tiers: servers over the same stores, whose every entry carries the tag of its prefix.
+
+Servers with one layout of ranks or another are started, stopped and killed over disks and stores that drop, delay,
+stall, cut, alter, lie, fail and are full. Every read of an entry is checked against the exact prefix that it must be
+of, on the device, in host memory and in objects; what stores really hold is judged from beside. Explanations add up,
+what is said of a tier is true, nothing leaks, and what is whole below is found.
+
+`HEADWAY_TIER_EXAMPLES` sets the number of examples. `make slow` tries 50,000, or `HEADWAY_SLOW_TIER_EXAMPLES`. A failure
+prints the steps that lead to it and the `HEADWAY_SEED` with which to run it again; threads take part, so now and then
+it takes several runs to see it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from tests.model.test_machine import PARTS, SEED, search
+from tests.model.tier_driver import Server, TierDriver
+from tests.model.tier_worlds import ServerPlan, TierWorld, server_plans, tier_worlds
+from tests.model.worlds import Plan, plans
+
+from headway.tiers.faults import KINDS, Fault
+
+EXAMPLES = int(os.environ.get("HEADWAY_TIER_EXAMPLES", "400"))
+SLOW_EXAMPLES = int(os.environ.get("HEADWAY_SLOW_TIER_EXAMPLES", "50000"))
+
+_WHICH = st.integers(0, 7)
+_CUTS = st.sampled_from([1000, 1000, 700, 400])
+_FAULTS = st.sampled_from([(kind, operation) for operation, kinds in KINDS.items() for kind in kinds if kind != "stall"])
+
+
+class TierMachine(RuleBasedStateMachine):
+    """Everything that servers, their clients, their operators and their stores do."""
+
+    driver: TierDriver
+
+    @initialize(world=tier_worlds(), first=server_plans(), plan=plans())
+    def build(self, world: TierWorld, first: ServerPlan, plan: Plan) -> None:
+        self.driver = TierDriver(world)
+        self.driver.start(first)
+        self.serve(0, plan, 3)
+
+    def pick(self, which: int) -> Server:
+        return self.driver.servers[which % len(self.driver.servers)]
+
+    @rule(which=_WHICH, plan=plans(), answer=st.integers(1, 6))
+    def submit(self, which: int, plan: Plan, answer: int) -> None:
+        server = self.pick(which)
+        if len(server.requests) < 8:
+            self.driver.submit(server, plan, answer)
+            self.driver.after(server)
+
+    @rule(which=_WHICH, plan=plans(), answer=st.integers(1, 6))
+    def serve(self, which: int, plan: Plan, answer: int) -> None:
+        """A request, and all that is under way beside it, to their ends."""
+        server = self.pick(which)
+        self.driver.submit(server, plan, answer)
+        server.run()
+        self.driver.after(server)
+
+    @rule(which=_WHICH, steps=st.integers(1, 6))
+    def go_on(self, which: int, steps: int) -> None:
+        server = self.pick(which)
+        for _ in range(steps):
+            server.step()
+        self.driver.after(server)
+
+    @rule(which=_WHICH, one=_WHICH)
+    def abort(self, which: int, one: int) -> None:
+        server = self.pick(which)
+        if server.requests:
+            server.scheduler.abort(server.requests[one % len(server.requests)])
+            self.driver.after(server)
+
+    @rule(which=_WHICH)
+    def settle(self, which: int) -> None:
+        self.driver.settle(self.pick(which))
+
+    @rule(which=_WHICH, past=_WHICH, cut=_CUTS)
+    def find(self, which: int, past: int, cut: int) -> None:
+        self.driver.find(self.pick(which), past, cut)
+
+    @rule(which=_WHICH, how=st.sampled_from(["stop", "kill"]), writes=st.integers(0, 12), plan=server_plans())
+    def restart(self, which: int, how: str, writes: int, plan: ServerPlan) -> None:
+        """A server ends, well or not, and another one starts, perhaps with other ranks."""
+        server = self.pick(which)
+        if how == "stop":
+            self.driver.stop(server)
+        else:
+            self.driver.kill(server, writes)
+        self.driver.start(plan)
+
+    @rule(plan=server_plans())
+    def another(self, plan: ServerPlan) -> None:
+        """A second server on the same stores."""
+        if len(self.driver.servers) < 2:
+            self.driver.start(plan)
+
+    @rule(which=_WHICH, past=_WHICH, cut=_CUTS, how=st.sampled_from(["path", "path", "reset"]))
+    def forget(self, which: int, past: int, cut: int, how: str) -> None:
+        self.driver.forget(self.pick(which), past, cut, how)
+
+    @rule(which=_WHICH, what=_FAULTS, skip=st.integers(0, 5), times=st.integers(1, 4))
+    def break_stores(self, which: int, what: tuple, skip: int, times: int) -> None:
+        """The next calls of one kind fail in one way."""
+        kind, operation = what
+        for store in self.pick(which).faulty:
+            store.rules = [*store.rules[-3:], Fault(kind, operation, skip=skip, times=times, seconds=0.003)]
+
+    @rule(which=_WHICH, what=st.sampled_from(["move", "write", "step"]), times=st.integers(1, 2))
+    def break_device(self, which: int, what: str, times: int) -> None:
+        """The next copies or steps fail."""
+        server = self.pick(which)
+        setattr(server.device, f"fail_{what}", times)
+        server.step_failures |= what == "step"
+
+    @rule(which=st.integers(0, 1000), how=st.sampled_from(["remove", "cut", "alter"]))
+    def tamper(self, which: int, how: str) -> None:
+        self.driver.tamper(which, how)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        if sys.exc_info()[0] is None:  # a failure on its way out says more than this
+            self.driver.close()
+        else:
+            for server in self.driver.servers:
+                for store in server.faulty:
+                    store.released.set()
+                server.objects.close(0.0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> object:
+    """What fails on purpose is logged a thousand times."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.timeout(1700)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_tiers_beside_what_they_hold(part: int) -> None:
+    search(SEED + part, -(-EXAMPLES // PARTS), TierMachine)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(12 * 3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_tiers_beside_what_they_hold_for_long(part: int) -> None:
+    number = SEED + PARTS + part
+    print(f"seed {number}")
+    search(number, -(-SLOW_EXAMPLES // PARTS), TierMachine)
