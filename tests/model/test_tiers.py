@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from tests.model.worlds import Plan, plans
 
 from headway.tiers.faults import KINDS, Fault
 
-EXAMPLES = int(os.environ.get("HEADWAY_TIER_EXAMPLES", "400"))
+EXAMPLES = int(os.environ.get("HEADWAY_TIER_EXAMPLES", "360"))
 SLOW_EXAMPLES = int(os.environ.get("HEADWAY_SLOW_TIER_EXAMPLES", "50000"))
 
 _WHICH = st.integers(0, 7)
@@ -63,6 +64,14 @@ class TierMachine(RuleBasedStateMachine):
         server.run()
         self.driver.after(server)
 
+    @rule(which=_WHICH, past=_WHICH, more=st.integers(1, 6), answer=st.integers(1, 6))
+    def come_back(self, which: int, past: int, more: int, answer: int) -> None:
+        """The next turn of a conversation."""
+        server = self.pick(which)
+        self.driver.come_back(server, past, more, answer)
+        server.run()
+        self.driver.after(server)
+
     @rule(which=_WHICH, steps=st.integers(1, 6))
     def go_on(self, which: int, steps: int) -> None:
         server = self.pick(which)
@@ -95,33 +104,34 @@ class TierMachine(RuleBasedStateMachine):
             self.driver.kill(server, writes)
         self.driver.start(plan)
 
-    @rule(plan=server_plans())
-    def another(self, plan: ServerPlan) -> None:
-        """A second server on the same stores."""
-        if len(self.driver.servers) < 2:
-            self.driver.start(plan)
-
-    @rule(which=_WHICH, past=_WHICH, cut=_CUTS, how=st.sampled_from(["path", "path", "reset"]))
-    def forget(self, which: int, past: int, cut: int, how: str) -> None:
-        self.driver.forget(self.pick(which), past, cut, how)
-
-    @rule(which=_WHICH, what=_FAULTS, skip=st.integers(0, 5), times=st.integers(1, 4))
-    def break_stores(self, which: int, what: tuple, skip: int, times: int) -> None:
-        """The next calls of one kind fail in one way."""
-        kind, operation = what
-        for store in self.pick(which).faulty:
-            store.rules = [*store.rules[-3:], Fault(kind, operation, skip=skip, times=times, seconds=0.003)]
-
-    @rule(which=_WHICH, what=st.sampled_from(["move", "write", "step"]), times=st.integers(1, 2))
-    def break_device(self, which: int, what: str, times: int) -> None:
-        """The next copies or steps fail."""
+    @rule(
+        which=_WHICH,
+        what=st.sampled_from(["another", "path", "reset", "store", "store", "device", "step", "tamper"]),
+        plan=server_plans(),
+        past=_WHICH,
+        cut=_CUTS,
+        fault=_FAULTS,
+        times=st.integers(1, 4),
+    )
+    def mishap(
+        self, which: int, what: str, plan: ServerPlan, past: int, cut: int, fault: tuple[Any, Any], times: int
+    ) -> None:
+        """A second server on the same stores, something is forgotten, or the next calls of one kind fail."""
         server = self.pick(which)
-        setattr(server.device, f"fail_{what}", times)
-        server.step_failures |= what == "step"
-
-    @rule(which=st.integers(0, 1000), how=st.sampled_from(["remove", "cut", "alter"]))
-    def tamper(self, which: int, how: str) -> None:
-        self.driver.tamper(which, how)
+        if what == "another" and len(self.driver.servers) < 2:
+            self.driver.start(plan)
+        elif what in ("path", "reset"):
+            self.driver.forget(server, past, cut, what)
+        elif what == "store":
+            kind, operation = fault
+            for store in server.faulty:
+                store.rules = [*store.rules[-3:], Fault(kind, operation, skip=past, times=times, seconds=0.003)]
+        elif what == "device":
+            server.device.fail_move = server.device.fail_write = times
+        elif what == "step":
+            server.device.fail_step, server.step_failures = times, True
+        elif what == "tamper":
+            self.driver.tamper(plan.seed, ["remove", "cut", "alter"][times % 3])
 
     def teardown(self) -> None:
         if not hasattr(self, "driver"):

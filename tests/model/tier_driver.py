@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ SECONDS = 60.0
 """How long what should come at once is waited for, on a machine that has other things to do."""
 _TIER_REASONS = {Reason.TIER_MISSED, Reason.TIER_FAILED}
 _HARMLESS = {"none", "delay"}
+_SPOILING = {"drop", "truncate", "corrupt"}
 
 
 @dataclass
@@ -49,7 +51,9 @@ class Server(Bench):
         names: Names of exact prefixes.
         requests: Those that have not ended.
         alone: Nobody else has written to its stores, or broken something there, since it was started.
-        told: What is said when a judgement fails.
+        pinned: A request had a pin.
+        step_failures: Steps were made to fail.
+        spoiled: Whether what its stores hold was damaged, by whomever.
     """
 
     plan: ServerPlan = None  # type: ignore[assignment]
@@ -59,6 +63,7 @@ class Server(Bench):
     alone: bool = True
     pinned: bool = False
     step_failures: bool = False
+    spoiled: Callable[[], bool] = bool
 
     def __post_init__(self) -> None:
         self.placement = self.cache_is.placement
@@ -91,7 +96,8 @@ class Server(Bench):
     @property
     def well(self) -> bool:
         """Whether nothing has gone wrong below it, and nobody else was there."""
-        return self.alone and set(self.struck) <= _HARMLESS and self.staging > LONGEST * 1000
+        harmless = set(self.struck) <= _HARMLESS and not self.spoiled()
+        return self.alone and harmless and self.staging > LONGEST * 1000
 
     # ---- what is judged when a request begins
 
@@ -191,7 +197,7 @@ class Server(Bench):
                 assert tier.catalogue.used <= tier.config.capacity
         failures = {reason for tier in self.objects.stats().tiers for reason in tier.failures}
         if self.well and all(tier.config.capacity is None for tier in self.objects._tiers):
-            assert failures <= {"full", "write full"}, failures
+            assert failures <= {"full", "write full", "write forgotten"}, failures
 
     def _check_kept(self, cache: PrefixCache, memory: Any) -> None:
         for spill in cache.kept():
@@ -214,7 +220,8 @@ class TierDriver:
     Attributes:
         servers: Those that run.
         past: Salt and tokens of what has been asked, and answered.
-        harm: What was broken in stores from outside.
+        faulty: The stores of all servers there ever were.
+        tampered: Something was broken in stores from outside.
         allowed: Names of prefixes that may lie in a store.
     """
 
@@ -222,7 +229,8 @@ class TierDriver:
         self.world, self.names = world, Names()
         self.servers: list[Server] = []
         self.past: list[tuple[str, list[int]]] = []
-        self.harm: Counter[str] = Counter()
+        self.faulty: list[FaultyStore] = []
+        self.tampered = False
         self.allowed: set[int] = set()
         self._folder = tempfile.TemporaryDirectory() if world.files else None
         bases: list[Store] = [
@@ -235,6 +243,10 @@ class TierDriver:
         self.found = 0
 
     # ---- servers
+
+    def spoiled(self) -> bool:
+        """Whether what a store said that it wrote may be missing or altered."""
+        return self.tampered or any(_SPOILING & set(store.struck) for store in self.faulty)
 
     def start(self, plan: ServerPlan) -> Server:
         config = plan.cache_config(self.world)
@@ -258,7 +270,9 @@ class TierDriver:
             plan=plan,
             cache_is=config,
             names=self.names,
+            spoiled=self.spoiled,
         )
+        self.faulty += server.faulty
         self.servers.append(server)
         if len(self.servers) > 1:
             for each in self.servers:
@@ -293,7 +307,7 @@ class TierDriver:
         """Tokens of a plan."""
         salt, tokens = plan.salt, [3] if plan.begin else []
         if plan.base >= 0 and self.past:
-            salt, base = self.past[plan.base % len(self.past)]
+            salt, base = self.past[-1 - plan.base % len(self.past)]
             tokens = base[: len(base) * plan.cut // 1000]
         tokens = [*tokens[: LONGEST - 1], *(100 * (plan.stream + 1) + i for i in range(plan.length))]
         return salt, tokens[:LONGEST] or [1]
@@ -314,6 +328,14 @@ class TierDriver:
         if not plan.no_store:
             self._allow(salt, tokens)
         return request
+
+    def come_back(self, server: Server, which: int, more: int, answer: int) -> None:
+        """Go on from what was said, or say it again where that is long already."""
+        if self.past:
+            salt, tokens = self.past[-1 - which % len(self.past)]
+            tokens = [*tokens, *range(700, 700 + more)] if len(tokens) + more <= LONGEST else tokens[:LONGEST]
+            self._allow(salt, tokens)
+            server.submit(tokens, answer, salt=salt)
 
     def _allow(self, salt: str, tokens: list[int]) -> None:
         self.allowed.update(self.names.path(SALTS.index(salt), tokens))
@@ -358,7 +380,7 @@ class TierDriver:
         if not self.past:
             return
         self.settle(server)
-        salt, tokens = self.past[which % len(self.past)]
+        salt, tokens = self.past[-1 - which % len(self.past)]
         tokens = tokens[: max(1, len(tokens) * cut // 1000)][: LONGEST - 1] + [2]
         least = 0
         for base, contents in zip(self.bases, self.look(), strict=True):
@@ -385,7 +407,7 @@ class TierDriver:
         """Forget a path, a namespace or everything, on a server and below it."""
         if not self.past:
             return
-        salt, tokens = self.past[which % len(self.past)]
+        salt, tokens = self.past[-1 - which % len(self.past)]
         namespace = server.cache.namespace(salt=salt)
         prompt = Prompt(np.array(tokens[: max(1, len(tokens) * cut // 1000)], dtype=np.int32), namespace=namespace)
         for store in server.faulty:
@@ -421,7 +443,7 @@ class TierDriver:
             if not names:
                 continue
             name = names[which % len(names)]
-            self.harm[how] += 1
+            self.tampered = True
             for server in self.servers:
                 server.alone = False
             [data] = base.read_small([name])

@@ -95,6 +95,8 @@ def tier_worlds(draw: st.DrawFn) -> TierWorld:
 _RATES: list[dict[Kind, float]] = [
     {},
     {},
+    {},
+    {},
     {"drop": 0.03, "corrupt": 0.02, "truncate": 0.02},
     {"fail": 0.05, "delay": 0.01},
     {"full": 0.1, "lie": 0.2, "drop": 0.02},

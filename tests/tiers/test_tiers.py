@@ -44,6 +44,17 @@ def test_a_restarted_server_finds_it(store: Store) -> None:
         assert t.tiers.stats().tiers[0].used_bytes == used
 
 
+def test_a_server_with_a_smaller_budget_keeps_what_fits(store: Store) -> None:
+    with World((TierConfig("disk"), store)) as t:
+        for seed in range(4):
+            t.put(tokens(60, seed), 43)
+        used = t.tiers.stats().tiers[0].used_bytes
+    with World((TierConfig("disk", capacity=used // 2), store)) as t:
+        assert t.tiers.flush(SECONDS)
+        assert 0 < t.tiers.stats().tiers[0].used_bytes <= used // 2
+        assert 0 < sum(item.length for item in store.names("")) <= used // 2
+
+
 def test_attention_alone_resumes_at_every_stretch_and_inside(store: Store) -> None:
     data = tokens(60)
     with World((tier("disk"), store), layout=ATTENTION) as t:
