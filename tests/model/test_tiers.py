@@ -94,15 +94,37 @@ class TierMachine(RuleBasedStateMachine):
     def find(self, which: int, past: int, cut: int) -> None:
         self.driver.find(self.pick(which), past, cut)
 
-    @rule(which=_WHICH, how=st.sampled_from(["stop", "kill"]), writes=st.integers(0, 12), plan=server_plans())
-    def restart(self, which: int, how: str, writes: int, plan: ServerPlan) -> None:
-        """A server ends, well or not, and another one starts, perhaps with other ranks."""
+    @rule(
+        which=_WHICH,
+        how=st.sampled_from(["stop", "kill"]),
+        writes=st.sampled_from([99, 99, 0, 1, 2, 3, 5, 8, 13]),
+        broken=st.sampled_from(["", "", "", "remove", "cut", "alter"]),
+        plan=server_plans(),
+        past=_WHICH,
+        cut=_CUTS,
+        then=st.sampled_from(["find", "find", "come back", "all"]),
+    )
+    def restart(
+        self, which: int, how: str, writes: int, broken: str, plan: ServerPlan, past: int, cut: int, then: str
+    ) -> None:
+        """A server ends, well or not, and another one starts, perhaps with other ranks, and is asked the same."""
         server = self.pick(which)
         if how == "stop":
             self.driver.stop(server)
         else:
             self.driver.kill(server, writes)
-        self.driver.start(plan)
+        if broken:
+            self.driver.tamper(plan.seed, broken)
+        server = self.driver.start(plan)
+        if then == "find":
+            self.driver.find(server, past, cut)
+        elif then == "come back":
+            self.come_back(-1, past, 2, 3)
+        else:
+            for each in range(8):
+                self.driver.come_back(server, each, 2, 3)
+            server.run()
+            self.driver.after(server)
 
     @rule(
         which=_WHICH,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 from tests.model.worlds import LAYOUTS, fits, tight, worlds
 
-from headway.cache import CacheConfig, CacheGeometry, ParallelLayout
+from headway.cache import DEFAULT_PLACEMENT, CacheConfig, CacheGeometry, ParallelLayout
 from headway.tiers.faults import Kind
 
 __all__ = ["LONGEST", "ServerPlan", "TierWorld", "server_plans", "tier_worlds"]
@@ -82,9 +82,11 @@ class ServerPlan:
 @st.composite
 def tier_worlds(draw: st.DrawFn) -> TierWorld:
     """A model and its stores."""
-    kinds = draw(st.integers(0, 3))
+    kinds, config = draw(st.integers(0, 3)), draw(worlds()).config
+    if draw(st.booleans()):
+        config = replace(config, placement=DEFAULT_PLACEMENT, checkpoint_alignment=1)
     return TierWorld(
-        config=draw(worlds()).config,
+        config=config,
         disk=kinds != 1,
         store=kinds in (1, 2),
         files=draw(st.integers(0, 3)) == 0,
@@ -115,7 +117,8 @@ def server_plans(draw: st.DrawFn) -> ServerPlan:
         host=draw(st.sampled_from([0, 0, 4, 9, 64])),
         write=draw(st.sampled_from(["through", "through", "selective", "back"])),
         capacity=draw(st.sampled_from([None, None, None, 4_000, 15_000])),
-        staging=draw(st.sampled_from([1 << 30, 1 << 30, 1_500])),
+        # Stalled reads keep their memory, and loads that wait for it take all their time.
+        staging=1 << 30 if "stall" in rates else draw(st.sampled_from([1 << 30, 1 << 30, 1_500])),
         rates=rates,
         seed=draw(st.integers(0, 2**16)),
         stalls="stall" in rates,

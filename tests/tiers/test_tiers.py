@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from tests.tiers.world import ATTENTION, HYBRID, World, tier, tokens
+from tests.tiers.world import ATTENTION, HYBRID, SECONDS, World, tier, tokens
 
 from headway.tiers.disk import DiskStore
 from headway.tiers.memory import MemoryStore
