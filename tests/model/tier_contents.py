@@ -1,4 +1,4 @@
-"""What a store really holds, read from beside all tiers: which checkpoints are whole, and whether their tags are right."""
+"""What a store really holds, read from beside all tiers: which checkpoints are whole, and whether tags are right."""
 
 from __future__ import annotations
 

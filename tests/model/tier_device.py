@@ -153,7 +153,9 @@ class TierDevice:
         table, memory = self.geometry.group(asked.group).table, self.device
         names, groups = unmarked(values[:, 0])
         if len(values) != asked.tokens or (groups != self._numbers[asked.group]).any():
-            self.wrong.append(f"{asked.group} [{asked.first}, {asked.stop}) is given an object of another group or span")
+            self.wrong.append(
+                f"{asked.group} [{asked.first}, {asked.stop}) is given an object of another group or span"
+            )
         if table.kind is TableKind.STATE:
             memory._write_state(asked.blocks, int(names[0]))
             return

@@ -6,6 +6,7 @@ whatever a step reads. Its stores fail on purpose (`FaultyStore`); what they rea
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -381,7 +382,7 @@ class TierDriver:
             return
         self.settle(server)
         salt, tokens = self.past[-1 - which % len(self.past)]
-        tokens = tokens[: max(1, len(tokens) * cut // 1000)][: LONGEST - 1] + [2]
+        tokens = [*tokens[: min(LONGEST - 1, max(1, len(tokens) * cut // 1000))], 2]
         least = 0
         for base, contents in zip(self.bases, self.look(), strict=True):
             if base == "store" or server.alone:
@@ -451,10 +452,8 @@ class TierDriver:
                 base.remove([name])
             else:
                 broken = data[: len(data) // 2] if how == "cut" else bytes([data[0] ^ 1]) + data[1:]
-                try:
+                with contextlib.suppress(StoreFullError):
                     base.write(name, broken)
-                except StoreFullError:
-                    pass
 
     # ---- the end
 

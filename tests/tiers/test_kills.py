@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -29,7 +30,8 @@ import random, sys
 from tests.tiers.world import *
 from headway.tiers.disk import DiskStore
 rnd = random.Random(sys.argv[2])
-world = World((TierConfig("disk", capacity=60_000), DiskStore(sys.argv[1])), layout=[HYBRID, ATTENTION][int(sys.argv[3])])
+layout = [HYBRID, ATTENTION][int(sys.argv[3])]
+world = World((TierConfig("disk", capacity=60_000), DiskStore(sys.argv[1])), layout=layout)
 print("ready", flush=True)
 while True:
     data = tokens(60, rnd.randrange(int(sys.argv[4])))
@@ -95,10 +97,8 @@ def test_a_store_that_is_killed_costs_what_it_held_and_nobody_waits_for_it() -> 
                     found += part.position > 0
                     part.release()
                 if rnd.random() < 0.1:
-                    try:
+                    with contextlib.suppress(IncompleteError):
                         world.tiers.forget(NAME, data).result(SECONDS)
-                    except IncompleteError:
-                        pass
             killer.join()
             assert world.tiers.flush(SECONDS), "writes wait for a store that is gone"
             server._process.wait()
