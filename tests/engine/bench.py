@@ -53,6 +53,7 @@ class Bench:
     stores: Sequence[tuple[TierConfig, Store]] = ()
     write: str = "through"
     staging: int = 1 << 30
+    scan_seconds: float = 10
 
     def __post_init__(self) -> None:
         self.cache = PrefixCache(self.cache_config())
@@ -78,7 +79,7 @@ class Bench:
         layout = ObjectLayout(b"weights", groups, self.cache.geometry.lookahead, stretch=8)
         objects = ObjectTiers(layout, KEY, self.stores, self.staging)
         moves = ObjectMoves(self.cache.geometry, self.device)
-        objects.scanned(10)
+        objects.scanned(self.scan_seconds)
         lower = LowerTiers(self.cache, host, objects, moves, self.write)
         lower.post_to(self._post)
         return lower

@@ -268,6 +268,7 @@ class TierDriver:
             stores=stores,
             write=plan.write,
             staging=plan.staging,
+            scan_seconds=0.1 if plan.stalls else SECONDS,
             plan=plan,
             cache_is=config,
             names=self.names,
@@ -390,7 +391,7 @@ class TierDriver:
                 capacity = server.plan.staging
                 least = max(least, deepest if capacity > LONGEST * 1000 else 0)
         well = set(server.struck) <= _HARMLESS
-        failed = Counter({tier.name: sum(tier.failures.values()) for tier in server.objects.stats().tiers})
+        failed = any(tier.failures for tier in server.objects.stats().tiers)
         request = server.submit(tokens, 1, salt=salt, no_store=True)
         self.settle(server)
         story = request.explanation
