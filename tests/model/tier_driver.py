@@ -390,10 +390,10 @@ class TierDriver:
                 deepest = contents.deepest(SALTS.index(salt), tokens, searched=base == "store")
                 capacity = server.plan.staging
                 least = max(least, deepest if capacity > LONGEST * 1000 else 0)
-        well = set(server.struck) <= _HARMLESS
-        failed = any(tier.failures for tier in server.objects.stats().tiers)
         request = server.submit(tokens, 1, salt=salt, no_store=True)
         self.settle(server)
+        well = set(server.struck) <= _HARMLESS
+        failed = any(tier.failures for tier in server.objects.stats().tiers)
         story = request.explanation
         if story is None:
             return
