@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from tests.tiers.world import ATTENTION, HYBRID, SECONDS, World, tier, tokens
+from tests.tiers.world import ATTENTION, HYBRID, World, tier, tokens
 
 from headway.tiers.disk import DiskStore
 from headway.tiers.memory import MemoryStore
@@ -42,17 +42,6 @@ def test_a_restarted_server_finds_it(store: Store) -> None:
         assert t.positions(data) == [43]
         assert t.load(data).position == 43
         assert t.tiers.stats().tiers[0].used_bytes == used
-
-
-def test_a_server_with_a_smaller_budget_keeps_what_fits(store: Store) -> None:
-    with World((TierConfig("disk"), store)) as t:
-        for seed in range(4):
-            t.put(tokens(60, seed), 43)
-        used = t.tiers.stats().tiers[0].used_bytes
-    with World((TierConfig("disk", capacity=used // 2), store)) as t:
-        assert t.tiers.flush(SECONDS)
-        assert 0 < t.tiers.stats().tiers[0].used_bytes <= used // 2
-        assert 0 < sum(item.length for item in store.names("")) <= used // 2
 
 
 def test_attention_alone_resumes_at_every_stretch_and_inside(store: Store) -> None:

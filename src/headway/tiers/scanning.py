@@ -5,8 +5,8 @@ What is listed under a record's name and is no record, and objects of another le
 with the record. An object that was altered and kept its length is found when it is loaded, or here, where `verify`
 allows for reading everything. Records are taken in as they are read, so lookups find them while the scan goes on.
 
-What is found beyond the budget is evicted. Objects that no record names belong to a write that is under way or that
-died: they are removed once they are old, by the store's clock where it has one, else by how long we have seen them.
+Objects that no record names belong to a write that is under way or that died: they are removed once they are old, by
+the store's clock where it has one, else by how long we have seen them.
 """
 
 from __future__ import annotations
@@ -178,15 +178,6 @@ class Scanner:
         if old:
             _log.info("%s: %d objects without a checkpoint are removed", tier.config.name, len(old))
             self._remove(sorted(old))
-
-    def _shrink(self) -> None:
-        """Evict what is found beyond the budget: it was larger once, or another server wrote there too."""
-        tier, capacity = self._tier, self._tier.config.capacity
-        if capacity is not None:
-            with tier.lock:
-                names = tier.names(tier.catalogue.evict(0, capacity))
-            if names:
-                self._remove(names)
 
     def _verify(self) -> None:
         """Compare all objects with their checksums, no faster than is allowed."""
