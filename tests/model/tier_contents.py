@@ -10,6 +10,7 @@ from tests.model.tier_device import unmarked
 
 from headway.tiers import Namespace, ObjectLayout
 from headway.tiers.objects import (
+    ABOUT,
     INDEX,
     MANIFEST,
     STRETCH,
@@ -52,6 +53,8 @@ class Contents:
         self._listed: set[tuple[str, bytes, int]] = set()
         for name, content in self._data.items():
             parsed = parse_name(name)
+            if name.endswith(f"/{ABOUT}"):
+                continue
             assert parsed is not None, f"{name} is no name of ours"
             at = parsed.folder, parsed.digest
             try:
@@ -148,6 +151,7 @@ class Contents:
         }
         for name in self._data:
             parsed = parse_name(name)
-            assert parsed is not None
+            if parsed is None:
+                continue
             known = name in named or (parsed.folder, parsed.digest, parsed.what) in records or parsed.what == INDEX
             assert known, f"{name} is left, and nothing names it"

@@ -26,7 +26,8 @@ from tests.tiers.world import until
 
 from headway.cache import CacheConfig, Hit, PrefixCache, Prompt, Reason, TableKind
 from headway.engine import EngineConfig, RunningRequest
-from headway.engine.scheduling.lower import HOST
+from headway.engine.fetched import Fetched
+from headway.engine.scheduling.lower import HOST, Begun
 from headway.tiers import IncompleteError, ObjectTiers, TierConfig
 from headway.tiers.disk import DiskStore
 from headway.tiers.faults import KINDS, Fault, FaultyStore
@@ -71,7 +72,7 @@ class Server(Bench):
         super().__post_init__()
         self.device.inside = self.cache_is.exports_inside
         self.device.requests = lambda: {r.lease.row: r for r in self.scheduler.running if r.lease is not None}
-        self._begin, self.scheduler._begin = self.scheduler._begin, self._judged  # type: ignore[method-assign]
+        self._begin, self.lower.begin = self.lower.begin, self._judged  # type: ignore[method-assign]
 
     def cache_config(self) -> CacheConfig:
         return self.cache_is
@@ -102,9 +103,9 @@ class Server(Bench):
 
     # ---- what is judged when a request begins
 
-    def _judged(self, request: RunningRequest, prompt: Prompt, hit: Hit) -> Any:
-        fetched, before = request.fetched, dict(self.lower.failures)
-        begun = self._begin(request, prompt, hit)
+    def _judged(self, prompt: Prompt, hit: Hit, least: int, fetched: Fetched | None = None) -> Begun:
+        before = dict(self.lower.failures)
+        begun = self._begin(prompt, hit, least, fetched)
         story, lease = begun.lease.explanation, begun.lease
         reused = story.hit_tokens + story.loaded_tokens
         assert (reused, story.prompt_tokens) == (lease.computed, len(prompt.tokens)), story
@@ -121,7 +122,8 @@ class Server(Bench):
             assert [loss.reason for loss in told] == [Reason.TIER_FAILED], story
             assert f"in tier {copy_failed[0]}: the copy failed" in str(told[0].detail), story
             return begun
-        losses = fetched.losses if fetched is not None else ()
+        valid = fetched is not None and fetched.era == self.lower._reader.era
+        losses = fetched.losses if fetched is not None and valid else ()
         for loss in told:
             assert loss.detail in losses, f"no tier failed: {story}"
             assert loss.reason is (Reason.TIER_MISSED if loss.detail.missed else Reason.TIER_FAILED), story
@@ -129,7 +131,7 @@ class Server(Bench):
             assert loss.start == reused, story
         if any(loss.position > reused for loss in losses) and Reason.NO_ROOM not in story.reasons:
             assert told, f"a tier failed and nothing is said: {losses}, {story}"
-        if fetched is not None and fetched.loaded is not None and not losses:
+        if fetched is not None and valid and fetched.loaded is not None and not losses:
             assert not fetched.loaded.failures, "a load was lowered and nobody is told"
         if self.well:
             assert not losses, f"nothing is wrong with the stores, and a load failed: {losses}"
