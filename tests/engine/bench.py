@@ -24,6 +24,7 @@ from headway.engine.scheduling.object_moves import ObjectMoves, object_groups
 from headway.tiers import HostTier, ObjectLayout, ObjectTiers, TierConfig
 from headway.tiers.store import Store
 
+KEY = b"key"
 WORLDS: dict[str, list[LayerSpec]] = {
     "full": [FullAttention("full", 8)],
     "hybrid": [FullAttention("full", 8), Recurrent("state", 60)],
@@ -51,17 +52,24 @@ class Bench:
     host_blocks: int = 0
     stores: Sequence[tuple[TierConfig, Store]] = ()
     write: str = "through"
+    staging: int = 1 << 30
+    scan_seconds: float = 10
 
     def __post_init__(self) -> None:
-        block_tokens = None if all(isinstance(g, Recurrent) for g in self.groups) else self.block_tokens
-        config = CacheConfig(self.groups, self.blocks, block_tokens=block_tokens, placement=self.placement, check=True)
-        self.cache = PrefixCache(config)
-        self.device = FakeDevice(self.cache.geometry, self.blocks, host_blocks=self.host_blocks)
+        self.cache = PrefixCache(self.cache_config())
+        self.device = self.make_device()
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.lower = self._lower() if self.host_blocks or self.stores else None
         self.scheduler = Scheduler(self.cache, self.config, lower=self.lower)
         self.news: list[Update] = []
         self._arrived = 0
+
+    def cache_config(self) -> CacheConfig:
+        block_tokens = None if all(isinstance(g, Recurrent) for g in self.groups) else self.block_tokens
+        return CacheConfig(self.groups, self.blocks, block_tokens=block_tokens, placement=self.placement, check=True)
+
+    def make_device(self) -> FakeDevice:
+        return FakeDevice(self.cache.geometry, self.blocks, host_blocks=self.host_blocks)
 
     def _lower(self) -> LowerTiers:
         host = HostTier.beside(self.cache, self.host_blocks, self.device.move_blocks) if self.host_blocks else None
@@ -69,8 +77,9 @@ class Bench:
             return LowerTiers(self.cache, host)
         groups = object_groups(self.cache.geometry, self.device)
         layout = ObjectLayout(b"weights", groups, self.cache.geometry.lookahead, stretch=8)
-        objects, moves = ObjectTiers(layout, b"key", self.stores), ObjectMoves(self.cache.geometry, self.device)
-        objects.scanned(10)
+        objects = ObjectTiers(layout, KEY, self.stores, self.staging)
+        moves = ObjectMoves(self.cache.geometry, self.device)
+        objects.scanned(self.scan_seconds)
         lower = LowerTiers(self.cache, host, objects, moves, self.write)
         lower.post_to(self._post)
         return lower

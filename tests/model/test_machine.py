@@ -187,9 +187,9 @@ def test_cache_beside_oracle_and_device_for_long(part: int) -> None:
     search(number, -(-SLOW_EXAMPLES // PARTS))
 
 
-def search(number: int, examples: int) -> None:
+def search(number: int, examples: int, kind: type[RuleBasedStateMachine] = CacheMachine) -> None:
     """Try random runs, from one seed."""
-    machine = type("CacheMachine", (CacheMachine,), {})
+    machine = type(kind.__name__, (kind,), {})
     try:
         with mock.patch("headway.cache.lease.open._NEAR", 1):  # prompts here are short
             run_state_machine_as_test(
@@ -205,6 +205,7 @@ def search(number: int, examples: int) -> None:
                 ),
             )
     except BaseException as error:
-        again = f"HEADWAY_SEED={number} HEADWAY_EXAMPLES={PARTS * examples}"
-        error.add_note(f"To run it again: {again} pytest tests/model -k 'device and 0'")
+        name, which = ("TIER_", "tiers_beside") if kind is not CacheMachine else ("", "device")
+        again = f"HEADWAY_SEED={number} HEADWAY_{name}EXAMPLES={PARTS * examples}"
+        error.add_note(f"To run it again: {again} pytest tests/model -k '{which} and 0'")
         raise

@@ -18,7 +18,7 @@ from headway.cache import (
 )
 from headway.errors import ConfigError
 
-__all__ = ["Plan", "Probe", "World", "plans", "probes", "worlds"]
+__all__ = ["LAYOUTS", "Plan", "Probe", "World", "fits", "plans", "probes", "tight", "worlds"]
 
 PIN_SECONDS = 20.0
 ROOMY = 4096
@@ -41,7 +41,7 @@ class World:
     arrays: bool
 
 
-_LAYOUTS = [
+LAYOUTS = [
     (1, 1, 1, 1),
     (2, 2, 1, 1),
     (4, 2, 1, 2),
@@ -97,10 +97,10 @@ def worlds(draw: st.DrawFn) -> World:
         groups.append(Recurrent("state", draw(st.sampled_from([8, 16, 40]))))
     if draw(st.integers(0, 3)) == 0:
         groups.reverse()
-    tp, dcp, pcp, interleave = draw(st.sampled_from(_LAYOUTS))
+    tp, dcp, pcp, interleave = draw(st.sampled_from(LAYOUTS))
     block_tokens = draw(st.sampled_from([1, 2, 3, 4, 6])) * interleave * (2 if interleave > 1 else 1)
     layout = ParallelLayout(tp, dcp, pcp, interleave)
-    while not _fits(groups, layout, block_tokens):
+    while not fits(groups, layout, block_tokens):
         block_tokens *= 2
     roomy = draw(st.integers(0, 2)) == 0
     history = draw(st.sampled_from([None, None, 0, 20, 100]))
@@ -109,7 +109,7 @@ def worlds(draw: st.DrawFn) -> World:
     )  # a branch takes some 1,300, a state 1,600
     config = CacheConfig(
         groups=tuple(groups),
-        blocks=ROOMY if roomy else _tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
+        blocks=ROOMY if roomy else tight(groups, layout, block_tokens) * draw(st.sampled_from([4, 5, 7, 10, 15])) // 4,
         block_tokens=block_tokens,
         layout=layout,
         checkpoint_alignment=draw(st.sampled_from([1, 1, 2, 4])),
@@ -128,13 +128,13 @@ def worlds(draw: st.DrawFn) -> World:
     return World(config, roomy and unbound, history is None and unbound, draw(st.booleans()))
 
 
-def _tight(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> int:
+def tight(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> int:
     """Blocks with which a prompt of 24 tokens can be served and its end kept."""
     geometry = CacheGeometry(groups, layout, block_tokens=block_tokens)
     return sum(2 * t.state_blocks if t.state_blocks else t.blocks_for(24) + 1 for t in geometry.tables)
 
 
-def _fits(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> bool:
+def fits(groups: list[Any], layout: ParallelLayout, block_tokens: int) -> bool:
     """Whether a block of the first table can hold at least one stripe of every other one."""
     try:
         CacheGeometry(groups, layout, block_tokens=block_tokens)

@@ -54,6 +54,10 @@ _READ_AT_ONCE = 256
 """Records in one call."""
 
 
+class _ForgottenError(StoreError):
+    """What was being written was forgotten meanwhile."""
+
+
 class Backlog:
     """Bytes that wait to be written, bounded."""
 
@@ -247,6 +251,8 @@ class Writer:
                 if self._tier.config.shared:
                     self._adopt(fresh)
                 self._put(write, [entry for entry in fresh if not entry.whole], written)
+        except _ForgottenError:
+            reason = "forgotten"
         except StoreError as error:
             reason = reason_of(error)
             _log.warning("%s: a checkpoint was not written: %s", self._tier.config.name, error)
@@ -327,7 +333,7 @@ class Writer:
         for entry in fresh:
             with tier.lock:
                 if not entry.present:
-                    raise StoreError("it was forgotten meanwhile")
+                    raise _ForgottenError("it was forgotten meanwhile")
             self._store([(self._record_name(entry), seal(entry.record))], written)
             with tier.lock:
                 entry.whole = True
