@@ -124,6 +124,35 @@ def test_a_load_that_costs_more_than_it_saves_is_not_made():
     assert request.explanation.reasons == {Reason.COMPUTED_ANEW, Reason.LAST_TOKEN}
 
 
+def test_one_slow_copy_does_not_switch_the_host_off_for_ever():
+    bench = bench_of("hybrid")
+    for seed in range(8):
+        bench.add(prompt(40, seed), 1)
+    bench.run()
+    bench.lower.rates.computed(bench.cache.config.cost.between(0, 39), 0.1)
+    bench.lower.rates.moves.clear()
+    bench.lower.rates.moved("host", 1, 1.0)
+    first = bench.add(prompt(40, 0), 1)
+    bench.run()
+    assert not first.loaded
+    for seed in range(8, 58):
+        bench.add(prompt(40, seed), 1)
+    bench.run()
+    then = bench.add(prompt(40, 50), 1)
+    bench.run()
+    assert then.loaded
+
+
+def test_log_probabilities_of_a_prompt_are_not_hidden_by_the_host():
+    bench = bench_of("hybrid")
+    for seed in range(8):
+        bench.add(prompt(40, seed), 1)
+    bench.run()
+    request = bench.add(prompt(40, 0), 1, prompt_logprobs=1)
+    bench.run()
+    assert request.cached_tokens == 0
+
+
 def test_a_reset_reaches_the_host():
     bench = bench_of("hybrid")
     for seed in range(8):

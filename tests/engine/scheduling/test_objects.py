@@ -126,6 +126,17 @@ def test_a_server_that_stops_writes_what_it_has():
     assert request.cached_tokens == 39
 
 
+def test_a_server_that_stops_waits_until_what_is_written_has_room():
+    store = MemoryStore()
+    bench = bench_of("hybrid", store, blocks=400, write="back")
+    bench.lower.objects._backlog.capacity = 1500
+    served(bench, *range(8))
+    bench.lower.close(30)
+    second = bench_of("hybrid", store, blocks=400)
+    again = served(second, *range(8))
+    assert [request.cached_tokens for request in again] == [39] * 8
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_t24_an_object_that_is_gone_is_a_miss_with_its_reason(world: str):
     store = MemoryStore()
@@ -302,3 +313,42 @@ def test_what_was_fetched_before_a_reset_is_not_used_after_it():
     second.check_right(request)
     assert request.cached_tokens == 0
     check_nothing_is_staged(second)
+
+
+def test_what_the_device_gave_up_during_a_load_is_fetched_too():
+    store = MemoryStore()
+    served(bench_of("full", store), 0)
+    second = bench_of("full", store)
+    second.add(prompt(40, 0)[:21], 2)
+    second.run()
+    request = second.add(prompt(40, 0), 4)
+    assert second.scheduler.schedule() is None
+    assert second.scheduler.loading == 1
+    second.cache.reset()
+    second.run()
+    second.check_right(request)
+    assert request.loaded == {"disk": 39}
+    second.check_nothing_leaks()
+    check_nothing_is_staged(second)
+
+
+def test_log_probabilities_of_a_prompt_are_not_hidden_by_what_is_below():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), 0)
+    second = bench_of("hybrid", store)
+    request = second.add(prompt(40, 0), 4, prompt_logprobs=1)
+    second.run()
+    assert request.cached_tokens == 0
+
+
+def test_a_load_that_is_not_made_is_told_after_a_reset_as_well():
+    store = MemoryStore()
+    second = bench_of("hybrid", store)
+    second.lower.reset().result(10)
+    served(second, 0)
+    second.cache.reset()
+    second.lower.rates.computed(second.cache.config.cost.between(0, 39), 1e-9)
+    request = second.add(prompt(40, 0), 4)
+    second.run()
+    assert request.cached_tokens == 0
+    assert Reason.COMPUTED_ANEW in request.explanation.reasons

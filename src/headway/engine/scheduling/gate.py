@@ -72,9 +72,9 @@ class Gate:
         hit = request.hit or self.cache.lookup(prompt)
         least = self._least_hit(request, hit)
         fetched, request.fetched = request.fetched, None
-        if self.lower is None or least > request.known:
+        if (lower := self._below(request)) is None:
             return Begun(self.cache.lease(prompt, hit, least_hit=least))
-        return self.lower.begin(prompt, hit, least, fetched)
+        return lower.begin(prompt, hit, least, fetched)
 
     def prompt(self, request: RunningRequest) -> Prompt:
         """What the cache is asked for. Entries of the long set of frequencies are in a namespace of their own."""
@@ -115,15 +115,19 @@ class Gate:
 
     def _fetch(self, request: RunningRequest, hit: Hit) -> bool:
         """Let the head of the queue wait for what disks and stores have of its prompt. Returns whether it waits."""
-        if self.lower is None or request.fetched is not None or self._least_hit(request, hit) > request.known:
+        if (lower := self._below(request)) is None:
             return False
+        if (before := request.fetched) is not None:
+            if lower.usable(before, hit):
+                return False
+            before.release()
 
         def fetched(what: Fetched) -> None:
             request.fetched = what
             self.waiting.loaded(request)
             self.epoch += 1
 
-        fetch = self.lower.fetch(self.prompt(request), hit, fetched)
+        fetch = lower.fetch(self.prompt(request), hit, fetched)
         if fetch is None:
             request.fetched = Fetched()
             return False
@@ -138,9 +142,14 @@ class Gate:
         held = [(r.known, r.lease.hit.tokens) for r in self.running if r.lease is not None]
         used = hit.tokens if hit.tokens >= self._least_hit(request, hit) else 0
         fits = fits_beside(self.cache, held, request.known, used)
-        fits = fits and (self.lower is None or self.lower.has_room(hit.prompt, hit, request.fetched))
+        lower = self._below(request)
+        fits = fits and (lower is None or lower.has_room(hit.prompt, hit, request.fetched))
         request.refused_epoch = None if fits else self.epoch
         return fits
+
+    def _below(self, request: RunningRequest) -> LowerTiers | None:
+        """The tiers; None where log probabilities of the prompt are wanted, which only computing tells."""
+        return None if request.unscored(0) else self.lower
 
     def _least_hit(self, request: RunningRequest, hit: Hit) -> int:
         """Tokens from which on a hit is used; more than there are where it hides log probabilities that are wanted."""

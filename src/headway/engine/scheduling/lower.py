@@ -13,6 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway.cache import Below, BelowLoss, Hit, Lease, PrefixCache, Prompt, Step
 from headway.engine.errors import RanksLostError
 from headway.engine.fetched import Fetched
@@ -26,6 +29,7 @@ from headway.tiers import HostCounters, HostTier, ObjectTiers, Rates
 __all__ = ["HOST", "Begun", "LowerTiers"]
 
 logger = logging.getLogger(__name__)
+Ids = NDArray[np.int32]
 
 HOST = "host"
 """Name of the tier of host memory."""
@@ -83,6 +87,8 @@ class LowerTiers:
         """Listen to what is to be written."""
         self._writer: ObjectWriter | None = None
         self._reader: ObjectReader | None = None
+        if self.host is not None:
+            self.host.copy = self._timed(self.host.copy, self.host.host.geometry.block_bytes)
         if self.objects is not None and self.moves is not None:
             caches = (self.cache,) if self.host is None else (self.cache, self.host.host)
             self._writer = ObjectWriter(caches, self.objects, self.moves, self.rates, self.write)
@@ -92,6 +98,17 @@ class LowerTiers:
         """Let what arrives be told by `post`, which has a function called in the engine's thread."""
         if self._reader is not None:
             self._reader.post = post
+
+    def _timed(self, copy: Callable[[Ids, Ids], None], block_bytes: int) -> Callable[[Ids, Ids], None]:
+        """Measure what is copied out as well: it goes on where a slow copy was the last that seemed worth its time."""
+
+        def timed(out: Ids, back: Ids) -> None:
+            started = time.monotonic()
+            copy(out, back)
+            if len(out):
+                self.rates.moved(HOST, len(out) * block_bytes, time.monotonic() - started)
+
+        return timed
 
     # ---- before a request begins
 
@@ -105,6 +122,12 @@ class LowerTiers:
         if self._reader is None or self.moves is None:
             return None
         return self._reader.start(prompt, self.moves.floor(hit.tokens), self.known(prompt, hit), done)
+
+    def usable(self, fetched: Fetched, hit: Hit) -> bool:
+        """Whether what was fetched still goes on from what the device has, and nothing was forgotten since."""
+        if self._reader is None or self.moves is None or fetched.loaded is None:
+            return True
+        return fetched.era == self._reader.era and fetched.floor <= self.moves.floor(hit.tokens)
 
     def has_room(self, prompt: Prompt, hit: Hit, fetched: Fetched | None) -> bool:
         """Whether what would be read back for `prompt` has room now; what has none waits, or is computed."""
@@ -130,8 +153,8 @@ class LowerTiers:
             RanksLostError: The ranks are gone, and the request has no lease.
         """
         try:
-            valid = fetched is not None and self._reader is not None and fetched.era == self._reader.era
-            begun = self._begin(prompt, hit, least, fetched if fetched is not None and valid else Fetched())
+            usable = fetched is not None and self.usable(fetched, hit)
+            begun = self._begin(prompt, hit, least, fetched if fetched is not None and usable else Fetched())
         finally:
             if fetched is not None:
                 fetched.release()
@@ -143,8 +166,7 @@ class LowerTiers:
         found = self._in_host(prompt, hit)
         there = max(hit.tokens, 0 if found is None else found.tokens)
         losses = tuple(loss for loss in fetched.losses if loss.position > there)
-        covered = self.moves is not None and fetched.floor <= self.moves.floor(hit.tokens)
-        if covered and fetched.position > max(there, least - 1):
+        if fetched.position > max(there, least - 1):
             return self._from_objects(prompt, hit, least, fetched, losses)
         declined = fetched.declined if fetched.declined > there else 0
         if self.host is not None and found is not None and found.tokens >= least:

@@ -183,9 +183,13 @@ class ObjectWriter:
         self.forget()
         for number, cache in enumerate(self.caches):
             for spill in cache.kept():
-                if time.monotonic() > until:
+                if (left := until - time.monotonic()) < 0:
                     return
-                self._write(spill.namespace, spill.prefix.tobytes(), spill.blocks, host=number > 0)
+                what = (spill.namespace, spill.prefix.tobytes(), spill.blocks)
+                refused = self.objects.stats().refused_writes
+                self._write(*what, host=number > 0)
+                if self.objects.stats().refused_writes > refused and self.objects.flush(left):
+                    self._write(*what, host=number > 0)  # too much waited to be written
 
     def forget(self) -> None:
         """What waits is forgotten."""
