@@ -94,10 +94,10 @@ class HostTier:
         """Copy what the device is about to evict, or let what the host has of it count again. Never raises."""
         known = self.host.lookup(prompt := _prompt_at(spill))
         if known.tokens >= spill.blocks.tokens:
-            self.host.keep(known)
+            self.host.keep(known, spill.blocks.past)
             return
         held = spill.blocks
-        below = Below(held.tokens, held.kind, held.floor, held.uses)
+        below = Below(held.tokens, held.kind, held.floor, held.past)
         try:
             lease, step = self.host.lease_below(prompt, below, known, asked=False)
         except UnservableError:  # the host is smaller than this prompt alone
@@ -148,7 +148,7 @@ class HostTier:
         held = self.host.hold_hit(found)
         try:
             told = told or Below()
-            below = replace(told, position=held.tokens, kind=held.kind, floor=held.floor, uses=held.uses)
+            below = replace(told, position=held.tokens, kind=held.kind, floor=held.floor, past=held.past)
             lease, step = self.device.lease_below(prompt, below, hit)
             if step is None:
                 return lease, False

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headway.cache.index.below import Past
 from headway.cache.policy.reuse import PATH
 from headway.cache.shape.geometry import Ids, TableGeometry
 
@@ -113,6 +114,11 @@ class Checkpoint:
     def uses(self) -> int:
         """How often it was wanted."""
         return self.hits + self.missed
+
+    @property
+    def past(self) -> Past:
+        """Its life so far."""
+        return Past(self.uses, self.born, self.used)
 
     def reduce(self, sections: tuple[Section, ...], first: int) -> None:
         """Hold `sections` and no more, which serve from `first` on."""

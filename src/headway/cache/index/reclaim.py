@@ -157,7 +157,7 @@ class Reclaimer:
             return None
         if item.elsewhere:
             return Candidate(kind, position, 0, 0.0, 0.0, blocks, 0, 0.0)
-        now, used, uses = self._usage.ticks, item.used, item.uses
+        now, used, uses = self._usage.learned.ticks, item.used, item.uses
         rate = self._usage.reuse.rate(kind, uses, now - (used if item.floats else item.born), now - used)
         return Candidate(kind, position, uses, rate, self.keep.cost.between(keep, position), blocks, used, item.age)
 
