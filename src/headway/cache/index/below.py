@@ -19,11 +19,13 @@ class Past(NamedTuple):
         uses: How often it was wanted.
         born: Tick of its birth.
         used: Tick of its last use, or of its birth.
+        base: Where a request would have resumed without it: what it saves counts from there. 0 where it floats.
     """
 
     uses: int
     born: int
     used: int
+    base: int = 0
 
 
 class BelowLoss(NamedTuple):

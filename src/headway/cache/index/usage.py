@@ -99,6 +99,7 @@ class Usage:
             self.reuse.took(checkpoint.kind)
         else:
             uses, checkpoint.born, checkpoint.used = max(uses, past.uses), past.born, past.used
+            checkpoint.base = past.base
         checkpoint.missed = uses
         count(self.counters.taken, checkpoint.kind)
 
@@ -127,6 +128,7 @@ class Usage:
         """What was seen of the copy of a checkpoint in another memory counts for it as well."""
         checkpoint.missed += max(0, past.uses - checkpoint.uses)
         checkpoint.used = max(checkpoint.used, past.used)
+        checkpoint.base = past.base
 
     def resume(self, at: Match, position: int, checkpoint: Checkpoint, *, deepest: bool) -> None:
         """A lease resumes at `position` of the path to `at`, by `checkpoint`; `deepest`: none has gone behind it."""

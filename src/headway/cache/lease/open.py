@@ -61,7 +61,7 @@ class Opener(Parts):
         position = below.position
         record.loading, record.floor, record.past = position, below.floor, below.past
         if below.past is not None and record.asked:
-            record.past = Past(below.past.uses + 1, below.past.born, self.index.usage.learned.ticks)
+            record.past = Past(below.past.uses + 1, below.past.born, self.index.usage.learned.ticks, below.past.base)
         record.passed = [place for place in record.passed if place.position > position]
         if record.published and not self.index.floats:
             record.plan = [place for place in record.plan if place.position > position]
