@@ -41,7 +41,7 @@ from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
 from headway.cache.index.reclaim import Spill
 from headway.cache.index.survey import Holdings, survey
-from headway.cache.index.usage import Counters
+from headway.cache.index.usage import Counters, Learned
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
@@ -168,7 +168,7 @@ class PrefixCache(Guarded):
         self._leases = LeaseTable(
             self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight, config.slots_ahead
         )
-        learned = None if beside is None else beside._index.usage.learned
+        learned: Learned | None = None if beside is None else beside._index.usage.learned
         self._index = PrefixIndex(self.geometry, self._pool, config.retention(self._clock), learned)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
