@@ -169,7 +169,7 @@ class PrefixCache(Guarded):
             self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight, config.slots_ahead
         )
         learned: Learned | None = None if beside is None else beside._index.usage.learned
-        self._index = PrefixIndex(self.geometry, self._pool, config.retention(self._clock), learned)
+        self._index: PrefixIndex = PrefixIndex(self.geometry, self._pool, config.retention(self._clock), learned)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
         self._extender = Extender(*parts, config.exports_inside)
