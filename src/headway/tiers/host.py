@@ -93,8 +93,7 @@ class HostTier:
     def store(self, spill: Spill) -> None:
         """Copy what the device is about to evict, or let what the host has of it count again. Never raises."""
         known = self.host.lookup(prompt := _prompt_at(spill))
-        if known.tokens >= spill.blocks.tokens:
-            self.host.keep(known, spill.blocks.past)
+        if self._remind(spill, known):
             return
         held = spill.blocks
         below = Below(held.tokens, held.kind, held.floor, held.past)
@@ -120,6 +119,16 @@ class HostTier:
         self.host.discard([lease.row])
         self.counters.stored += 1
         self.counters.stored_blocks += len(pairs)
+
+    def remind(self, spill: Spill) -> bool:
+        """Let what the host has of what the device is about to evict count again. Returns whether it has it."""
+        return self._remind(spill, self.host.lookup(_prompt_at(spill)))
+
+    def _remind(self, spill: Spill, known: Hit) -> bool:
+        if known.tokens < spill.blocks.tokens:
+            return False
+        self.host.keep(known, spill.blocks.past)
+        return True
 
     # ---- in
 

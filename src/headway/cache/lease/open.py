@@ -42,7 +42,8 @@ class Opener(Parts):
     ) -> int:
         """Start a lease at `hit`, which is true now, to read what is `below` in its first step. Returns its row."""
         if asked and not hit.prompt.no_store:
-            self.index.usage.miss(hit.at, max(hit.tokens, below.position), min(hit.at.position, len(hit.prompt.tokens) - 1))
+            reused, last = max(hit.tokens, below.position), len(hit.prompt.tokens) - 1
+            self.index.usage.miss(hit.at, reused, min(hit.at.position, last))
         record = self._record(hit, explanation, own_blocks)
         record.asked = asked
         if below.position:
