@@ -276,7 +276,7 @@ def _changes(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:
 def _lower(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:
     """Lower tiers of memory on that layout, one more at a time: those that are given, else some that are usual."""
     base = {name: best.values[name] for name in ("dcp", "placement", "eviction") if name in best.values}
-    memory = best.run.memory
+    memory = setting.configure()[0].memory
     if memory is None:
         return {}
     given = dict(setting.hardware.lower)
