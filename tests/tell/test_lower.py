@@ -131,4 +131,6 @@ def test_advice_says_it_where_such_runs_were_done() -> None:
     assert line in advice_text(Study(base, [base], base, [], base, [], lower=[below]))
     assert "per rank:" not in advice_text(Study(base, [base], base, [], base, []))
     with_host = replace(base, values=values | {"host_memory": "80GB", "disk": "500GB"})
-    assert "--host-memory 80GB --disk FOLDER:SIZE" in advice_text(Study(with_host, [with_host], with_host, [], with_host, []))
+    assert "--host-memory 80GB --disk FOLDER:SIZE" in advice_text(
+        Study(with_host, [with_host], with_host, [], with_host, [])
+    )

@@ -8,6 +8,9 @@ Device and host keep different things. A checkpoint is copied out when it is abo
 memories hold nearly as much as one of the same sum. What a request reads back stays where it is, but goes first there
 as long as the device has its copy.
 
+Both learn as one. A checkpoint's life goes on where it is moved, and what it saves counts from where a request would
+have resumed without it in the memory that it came from. So each of them gives up what one memory would have given up.
+
 Rejected: one index over both memories. A path would have blocks in two places, and every rule of the tree would need to
 know of it. Rejected as well: copying ahead of evictions, from the end of the queue. The order changes while
 steps are planned, so that some of what went had not been copied, and some of what was copied did not go.
