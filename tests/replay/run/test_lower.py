@@ -137,10 +137,21 @@ def test_who_waits_for_a_disk_holds_nobody_up() -> None:
 
 
 def test_requests_wait_for_a_disk_one_after_another() -> None:
-    both = timed(visits(1, 2, 3, gap=0.0), DISK)
-    assert both.latency is not None
-    again = [trace(0.0, 10.0), trace(0.0, 10.0, shared=True)]
-    assert [timed(one, DISK).tiers[0].requests for one in again] == [0, 0], "what the device has needs no tier"
+    """Two prompts of 320 tokens, long evicted, come at once. Each loads 4 blocks and a state, and computes the last."""
+    builder = TraceBuilder("made", "test", 64)
+    for prompt, time in ((1, 0.0), (2, 10.0), (3, 20.0), (4, 30.0), (5, 40.0), (1, 90.0), (2, 90.0)):
+        builder.add_blocks(range(10 * prompt, 10 * prompt + 5), 320, 1, time)
+    found = timed(builder.build(), replace(DISK, read=2e6))
+    assert found.latency is not None
+    (disk,) = found.tiers
+    assert (disk.requests, found.whole.loaded_tokens) == (2, 2 * 256)
+    each = disk.seconds_in / 2
+    total = 7 * found.latency.first_token.mean - 5 * 0.320
+    assert total == pytest.approx(each + 2 * each + 2 * 0.064, rel=0.05)
+
+
+def test_what_the_device_has_needs_no_tier() -> None:
+    assert timed(trace(0.0, 10.0, shared=True), DISK).tiers[0].requests == 0
 
 
 # ---- what cannot work
