@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike
 from headway.cache import invariants
 from headway.cache.config import CacheConfig
 from headway.cache.guard import Clock, Guarded, guarded
-from headway.cache.index.below import Below
+from headway.cache.index.below import Below, Past
 from headway.cache.index.displaced import find_displaced
 from headway.cache.index.edge import FAR, Edge
 from headway.cache.index.events import Event
@@ -41,7 +41,7 @@ from headway.cache.index.pool import BlockPool
 from headway.cache.index.prefix_index import PrefixIndex
 from headway.cache.index.reclaim import Spill
 from headway.cache.index.survey import Holdings, survey
-from headway.cache.index.usage import Counters
+from headway.cache.index.usage import Counters, Learned
 from headway.cache.lease.commit import Committer
 from headway.cache.lease.extend import Extender
 from headway.cache.lease.open import Opener
@@ -168,7 +168,8 @@ class PrefixCache(Guarded):
         self._leases = LeaseTable(
             self.geometry, config.max_leases, config.answer_stretch, config.steps_in_flight, config.slots_ahead
         )
-        self._index = PrefixIndex(self.geometry, self._pool, config.retention(self._clock))
+        learned: Learned | None = None if beside is None else beside._index.usage.learned
+        self._index: PrefixIndex = PrefixIndex(self.geometry, self._pool, config.retention(self._clock), learned)
         self._placement = Placement(config.placement, config.checkpoint_alignment, self.geometry.lookahead)
         parts = (self.geometry, self._pool, self._leases, self._index, self._placement)
         self._extender = Extender(*parts, config.exports_inside)
@@ -377,24 +378,23 @@ class PrefixCache(Guarded):
 
     @guarded
     def lend(self, hit: Hit) -> None:
-        """A request that runs on another memory takes from here what `hit` says: learn from it as from a lease.
+        """A request that runs on another memory has taken from here what `hit` says: learn from it as from a lease.
 
-        What it takes has a copy there from now on: here it goes first, until `keep` is told that the copy goes.
+        What it took has a copy there from now on: here it goes first, until `keep` is told that the copy goes.
         """
         hit = self._true_now(hit, hit.prompt)
-        self._index.usage.miss(hit.at, hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1))
         if hit.tokens and hit.checkpoint is not None:
             at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
             self._opener.resume(hit, at, hit.checkpoint)
             self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, True)
 
     @guarded
-    def keep(self, hit: Hit) -> None:
-        """The copy that another memory has of what `hit` says is about to go: here it counts again."""
+    def keep(self, hit: Hit, past: Past) -> None:
+        """The copy that another memory has of what `hit` says is about to go: here it counts again, with its `past`."""
         hit = self._true_now(hit, hit.prompt)
         if hit.tokens and hit.checkpoint is not None:
             at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
-            self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, False)
+            self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, False, past)
 
     def spill(self, take: Callable[[Spill], None] | None) -> None:
         """Call `take` with every checkpoint that is about to be evicted, while its blocks still are what they were.

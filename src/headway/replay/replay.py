@@ -25,7 +25,7 @@ from headway.replay.run.order import OrderedRun
 from headway.replay.run.savings import time_saved
 from headway.replay.run.timed import TimedRun
 from headway.replay.trace.prefixes import Reading, endless_matches, read_outputs
-from headway.tell.run import LostPrefixes, ReplayResult
+from headway.tell.run import LostPrefixes, ReplayResult, TierUse
 
 __all__ = ["check_preset", "replay_trace"]
 
@@ -64,7 +64,9 @@ def replay_trace(
         return _without(refused, result, trace, config, clairvoyant=clairvoyant, progress=progress)
     if not clairvoyant:
         return result
-    hits, half = clairvoyant_hits(trace, config, matches, reading), len(trace) // 2
+    below = sum(tier.memory for tier in config.tiers)
+    bound = replace(config, tiers=(), memory=config.memory + below) if below and config.memory else config
+    hits, half = clairvoyant_hits(trace, bound, matches, reading), len(trace) // 2
     return replace(
         result,
         clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
@@ -127,6 +129,7 @@ def _replayed(
         result, refused = _replayed(trace, marconi_config(config, settings, alpha), reading, matches, progress)
         return replace(result, preset=described(replace(settings, alpha=alpha))), refused
     began, latency, preset = time.process_time(), None, ""
+    tiers: list[TierUse] = []
     limited = config.memory is not None
     if isinstance(settings, SglangPreset):
         ledger = run_sglang(trace, config, settings, reading, matches, progress)
@@ -140,17 +143,22 @@ def _replayed(
     elif config.timing is not None:
         timed = TimedRun(trace, config, config.timing, reading, matches, progress)
         latency, ledger = timed.all(), timed.ledger
+        tiers = timed.lower.uses(1) if timed.lower else []
         size = 1, timed.scale.block_bytes, timed.scale.cache.blocks if limited else 0
     else:
         sized = scale(config, trace.width, len(trace.symbols), len(trace))
-        ledger = OrderedRun(trace, sized, reading, matches, progress).all()
+        run = OrderedRun(trace, sized, reading, matches, progress, config)
+        ledger, tiers = run.all(), run.lower.uses(sized.symbol) if run.lower else []
         size = sized.symbol, sized.block_bytes, sized.cache.blocks if limited else 0
     if isinstance(settings, HeadwayInVllmPreset):
         plan = page_plan_of(config, settings)
         preset = described(replace(settings, block_tokens=plan.block_tokens, state_groups=plan.state_groups))
     seconds = time.process_time() - began
     result = _result(trace, config, size, reading, matches, ledger, seconds)
-    return replace(result, latency=latency, preset=preset), ledger.refused
+    if result.times is not None and tiers:
+        paid = sum(tier.paid_seconds for tier in tiers)
+        result = replace(result, times=replace(result.times, saved=result.times.saved - paid))
+    return replace(result, latency=latency, preset=preset, tiers=tiers), ledger.refused
 
 
 def check_preset(config: ReplayConfig) -> None:
@@ -197,8 +205,8 @@ def _result(
         symbol=symbol,
         block_bytes=block_bytes,
         blocks=blocks,
-        whole=figures(trace, config.cost, found.hits, matches, found.lost, 0),
-        second_half=figures(trace, config.cost, found.hits, matches, found.lost, half),
+        whole=figures(trace, config.cost, found.hits, matches, found.lost, 0, found.loaded),
+        second_half=figures(trace, config.cost, found.hits, matches, found.lost, half, found.loaded),
         kinds=kinds(found.counters),
         second_half_kinds=kinds(found.counters, found.half),
         memory=found.memory,

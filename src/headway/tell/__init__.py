@@ -7,6 +7,7 @@ comparison, labels  several runs side by side, and names for them
 sentences, tables   facts in words, and as tables of text
 terminal, page      where these are shown; `drawings` are the page's figures
 advice, engines     what to set, and how each engine is told
+lower               what lower tiers of memory bring
 story               one request's way through the cache
 """
 

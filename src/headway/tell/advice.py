@@ -13,6 +13,7 @@ from headway.tell.comparison import refusals
 from headway.tell.engines import VERSIONS, WATCH, Setup, flags
 from headway.tell.facts import RunFacts, facts_of
 from headway.tell.labels import memory_text
+from headway.tell.lower import lower_steps, on_lower
 from headway.tell.prompt_faults import PromptFault, on_faults
 from headway.tell.run import RunRecord
 from headway.tell.sentences import format_seconds, on_growth, on_memory, on_refused, on_savings, on_waterfall, waits
@@ -61,6 +62,7 @@ class Study:
         refused: Why no larger decode-context-parallel size was run; empty where all were.
         absent: By engine that was not run: why not.
         faults: What in the prompts keeps known text from being reused.
+        lower: Lower tiers of memory on that layout, one more at a time.
     """
 
     today: Variant
@@ -73,6 +75,7 @@ class Study:
     refused: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
     faults: Sequence[PromptFault] = ()
+    lower: Sequence[Variant] = ()
 
     @property
     def variants(self) -> list[Variant]:
@@ -81,6 +84,7 @@ class Study:
             *self.layouts,
             *self.policies,
             *self.changes,
+            *self.lower,
             *(variant for runs in self.engines.values() for variant in runs),
         ]
 
@@ -287,9 +291,17 @@ def _options(found: Study) -> Iterator[str]:
             continue
         points = 100 * (variant.facts.reused - base.reused)
         yield f"- {variant.name}: {variant.facts.reused:.1%} ({points:+.1f} points){times}{_remark(variant)}"
+    yield from _on_lower(found)
     if base.future is not None and base.future - base.reused >= _WORTH:
         points = 100 * (base.future - base.reused)
         yield f"- knowing the future: {base.future:.1%} ({points:+.1f} points): what better choices could win"
+
+
+def _on_lower(found: Study) -> Iterator[str]:
+    """What lower tiers of memory bring, one more at a time."""
+    facts = [variant.facts for variant in (found.best, *found.lower)]
+    if text := on_lower(lower_steps(facts, range(len(facts)))):
+        yield f"- {text}"
 
 
 def _remark(variant: Variant) -> str:

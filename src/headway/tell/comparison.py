@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.errors import ConfigError
 from headway.tell.facts import RunFacts, WaterfallLine, facts_of
 from headway.tell.labels import names_of, run_labels, settings
+from headway.tell.lower import LowerStep, lower_steps
 from headway.tell.reasons import LINES
 from headway.tell.run import RunRecord
 
@@ -41,6 +42,7 @@ class Comparison:
         moved: What the best run loses less of than the worst; None where there is nothing.
         sizes: Runs that differ in their memory alone, by the settings in which these sets differ: numbers of runs, the
             smallest memory first.
+        lower: What lower tiers of memory bring to the run in focus, one tier more at a time; empty without such runs.
     """
 
     runs: Sequence[RunRecord]
@@ -51,6 +53,7 @@ class Comparison:
     focus: int
     moved: Move | None
     sizes: dict[str, list[int]]
+    lower: list[LowerStep]
 
     @property
     def alone(self) -> bool:
@@ -108,7 +111,14 @@ def compare(runs: Sequence[RunRecord], *, labels: Sequence[str] | None = None, f
         best if focus is None else focus,
         None if best == worst else _moved(facts[worst], facts[best]),
         _sizes(runs),
+        lower_steps(facts, _beside(runs, best if focus is None else focus)),
     )
+
+
+def _beside(runs: Sequence[RunRecord], focus: int) -> list[int]:
+    """Runs that differ from the one in focus in their lower tiers at most."""
+    flat = [settings(replace(run, policy=run.policy | {"tiers": {}})) for run in runs]
+    return [i for i, one in enumerate(flat) if one == flat[focus]]
 
 
 def _moved(worst: RunFacts, best: RunFacts) -> Move | None:

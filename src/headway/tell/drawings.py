@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 from headway.sizes import format_bytes
 from headway.tell.comparison import Comparison
 from headway.tell.facts import RunFacts, hit_rates
-from headway.tell.reasons import LINES, UNSAVABLE
+from headway.tell.reasons import LINES, LOADED, UNSAVABLE
 from headway.tell.run import RunRecord
 from headway.tell.sentences import format_seconds
 
@@ -35,7 +35,8 @@ __all__ = [
 _REUSED, _NEVER, _FUTURE, _INK = "#2a9d5c", "#c9ccd1", "#6a4fb3", "#24292f"
 _LOST = ("#c8443c", "#e58a3a", "#efc14a", "#b05c8c", "#7a6a5c", "#4f86b8", "#8fb0cc", "#a03030", "#5a5a5a", "#d0a0a0")
 _COLOURS = dict(zip((name for name in LINES if name not in UNSAVABLE), _LOST, strict=False))
-_COLOUR = {"new": _NEVER, "reused": _REUSED}
+_LOADED = "#7fcfa3"
+_COLOUR = {"new": _NEVER, LOADED: _LOADED, "reused": _REUSED}
 """Of a line of the waterfall by its kind; those of the kind "lost" have colours of their own."""
 _LINES = ("#2a6fb3", "#e07b2e", "#2a9d5c", "#b8405e", "#6a4fb3", "#7a6a5c", "#1b998b", "#c99a1a")
 _WIDTH = 9.0
@@ -214,7 +215,8 @@ def reasons(found: Comparison, shown: Sequence[int]) -> str:
     with _drawing("reasons", 1.0 + 0.34 * len(shown)) as drawing:
         axes, rows = drawing.axes, list(range(len(shown)))
         left, facts = [0.0] * len(shown), [found.facts[i] for i in shown]
-        parts = [("reused", _REUSED), *((name, _COLOURS[name]) for name in lost), ("new", _NEVER)]
+        loads = [(LOADED, _LOADED)] if any(one.tiers for one in facts) else []
+        parts = [("reused", _REUSED), *loads, *((name, _COLOURS[name]) for name in lost), ("new", _NEVER)]
         for name, colour in parts:
             widths = [sum(line.share for line in one.waterfall if name in (line.name, line.kind)) for one in facts]
             label = "new tokens" if name == "new" else name.replace("_", " ")

@@ -109,6 +109,9 @@ def _headway(setup: Setup) -> str:
     parts = [f"headway serve {setup.model}"]
     parts += [f"--{name} {setup.values[name]}" for name in ("tp", "dcp") if setup.values[name] > 1]
     parts += [f"--memory {setup.memory}"] if setup.memory is not None else []
+    parts += [f"--host-memory {size}"] if (size := setup.values.get("host_memory", "0")) != "0" else []
+    parts += ["--disk FOLDER:SIZE"] if setup.values.get("disk", "0") != "0" else []
+    parts += ["--store URL"] if setup.values.get("store", "0") != "0" else []
     placement = setup.values.get("placement", ",".join(DEFAULT_PLACEMENT))
     parts += [f"--placement {placement}"] if placement != ",".join(DEFAULT_PLACEMENT) else []
     eviction = setup.values.get("eviction", "value")

@@ -13,8 +13,8 @@ from typing import Any
 from headway.cache import Reason
 from headway.tell.latency import Latency
 from headway.tell.prompt_faults import PromptFault
-from headway.tell.reasons import FORGOTTEN, MEANING, REMEDIES, UNSAVABLE
-from headway.tell.run import ReplayResult, RunRecord, SharedStretch, Span
+from headway.tell.reasons import FORGOTTEN, LOADED, MEANING, REMEDIES, UNSAVABLE
+from headway.tell.run import ReplayResult, RunRecord, SharedStretch, Span, TierUse
 
 __all__ = [
     "CheckpointFacts",
@@ -23,6 +23,7 @@ __all__ = [
     "Refused",
     "RunFacts",
     "Share",
+    "TierFacts",
     "Trend",
     "WaterfallLine",
     "facts_of",
@@ -55,10 +56,10 @@ class WaterfallLine:
     """Where prompt tokens went.
 
     Attributes:
-        name: Name of the line, or "reused".
+        name: Name of the line, "loaded" or "reused".
         tokens: How many.
         share: Share of all prompt tokens.
-        kind: "new" (no memory could save them), "lost" or "reused".
+        kind: "new" (no memory could save them), "lost", "loaded" (reused, from lower tiers) or "reused".
         meaning: What the line means; empty for "reused".
         remedy: What an operator can do about it; empty where there is nothing to do.
     """
@@ -160,6 +161,28 @@ class PrefixFacts:
 
 
 @dataclass(frozen=True)
+class TierFacts:
+    """What a tier of lower memory gave.
+
+    Attributes:
+        name: "host", "disk" or "store".
+        memory: Bytes that it has for one rank.
+        share: Share of the prompt tokens that was read back from it.
+        minutes: Minutes of prefill that it saved per hour of the trace, after paying for its moves; None where that is
+            not known.
+        writing: Share of the trace's time in which its link was writing; None for a trace without times.
+        skipped: Share of the checkpoints for it that were not written.
+    """
+
+    name: str
+    memory: int
+    share: float
+    minutes: float | None
+    writing: float | None
+    skipped: float
+
+
+@dataclass(frozen=True)
 class Refused:
     """Requests that the memory could never hold.
 
@@ -189,7 +212,7 @@ class RunFacts:
         endless: Share of the prompt tokens that an endless memory would reuse.
         future: Share that a cache of the same size that knows the future reaches; None if nobody asked.
         taken: Share of what an endless memory would reuse that was reused.
-        waterfall: Where the prompt tokens went: new, lost (the largest first), reused.
+        waterfall: Where the prompt tokens went: new, lost (the largest first), loaded, reused.
         new: Share of the prompt tokens that no memory could save.
         faults: What in the prompts keeps known text from being reused, where the trace shows it.
         loss: The largest line that a cache could have saved; None where none is worth a remedy.
@@ -199,6 +222,7 @@ class RunFacts:
         prefixes: Which shared prefixes lose most.
         filled: Whether the memory was full for at least the second half of the trace.
         wait: Half of the requests' time to the first token, where it grows without end; else None.
+        tiers: What lower tiers of memory gave, the fastest first.
     """
 
     cache: str
@@ -219,6 +243,7 @@ class RunFacts:
     prefixes: PrefixFacts
     filled: bool
     wait: Trend | None
+    tiers: list[TierFacts]
 
     @property
     def lost(self) -> list[WaterfallLine]:
@@ -230,7 +255,8 @@ def facts_of(run: RunRecord) -> RunFacts:
     """Derive the facts of a run. O(what the record holds)."""
     result, whole = run.result, run.result.whole
     future = result.clairvoyant
-    waterfall = waterfall_lines(whole.prompt_tokens, whole.hit_tokens, whole.lost, _remedies(run))
+    tokens = whole.prompt_tokens, whole.hit_tokens, whole.lost
+    waterfall = waterfall_lines(*tokens, _remedies(run), loaded=whole.loaded_tokens)
     return RunFacts(
         cache=run.policy.get("preset") or "this cache",
         requests=whole.requests,
@@ -250,6 +276,7 @@ def facts_of(run: RunRecord) -> RunFacts:
         prefixes=_prefixes(run),
         filled=_filled_at(result) <= 0.5,
         wait=None if result.latency is None else _wait_trend(result.latency),
+        tiers=[_tier(tier, result) for tier in result.tiers],
     )
 
 
@@ -278,15 +305,21 @@ def _endless_rate(spans: Sequence[Span]) -> float:
 
 
 def waterfall_lines(
-    prompt_tokens: int, hit_tokens: int, lost_tokens: Mapping[str, int], remedies: Mapping[str, str] = REMEDIES
+    prompt_tokens: int,
+    hit_tokens: int,
+    lost_tokens: Mapping[str, int],
+    remedies: Mapping[str, str] = REMEDIES,
+    *,
+    loaded: int = 0,
 ) -> list[WaterfallLine]:
-    """Where prompt tokens went: new, lost (the largest first), reused. Lines of no tokens are left out.
+    """Where prompt tokens went: new, lost (the largest first), loaded, reused. Lines of no tokens are left out.
 
     Args:
         prompt_tokens: All of them.
         hit_tokens: Of these, tokens that were reused.
         lost_tokens: The others, by the name of their line.
         remedies: What can be done about each line.
+        loaded: Of the tokens reused, those that were read back from lower tiers of memory.
     """
     total = max(1, prompt_tokens)
 
@@ -299,8 +332,25 @@ def waterfall_lines(
     return [
         *(line(name, "new") for name in UNSAVABLE if name in present),
         *(line(name, "lost") for name in lost),
-        WaterfallLine("reused", hit_tokens, hit_tokens / total, "reused"),
+        *(
+            [WaterfallLine(LOADED, loaded, loaded / total, LOADED, "read back from lower tiers of memory")]
+            if loaded
+            else []
+        ),
+        WaterfallLine("reused", hit_tokens - loaded, (hit_tokens - loaded) / total, "reused"),
     ]
+
+
+def _tier(tier: TierUse, result: ReplayResult) -> TierFacts:
+    seconds, saved = result.seconds_of_trace, tier.saved_seconds
+    return TierFacts(
+        name=tier.name,
+        memory=tier.memory,
+        share=tier.tokens / max(1, result.whole.prompt_tokens),
+        minutes=60 * saved / seconds if saved is not None and seconds else None,
+        writing=tier.seconds_out / seconds if seconds else None,
+        skipped=tier.skipped / max(1, tier.skipped + tier.checkpoints),
+    )
 
 
 def _refused(result: ReplayResult) -> Refused:

@@ -9,7 +9,7 @@ from typing import Any
 from headway.sizes import format_bytes
 from headway.tell.run import RunRecord
 
-__all__ = ["memory_text", "names_of", "run_labels", "settings"]
+__all__ = ["memory_text", "names_of", "run_labels", "settings", "tier_text"]
 
 
 _SIZE = "size of "
@@ -50,9 +50,25 @@ def settings(run: RunRecord) -> dict[str, Any]:
     """What a run was made with, flat, in the order in which people name it."""
     sizes = {f"{_SIZE}{group.name}": format_bytes(group.bytes, 1000) for group in run.groups}
     read = {"trace": run.result.trace, "model": run.model.name, "preset": run.policy.get("preset") or "headway"}
-    others = {name: value for name, value in run.policy.items() if name not in ("preset", "timing")}
+    others = {name: value for name, value in run.policy.items() if name not in ("preset", "timing", "tiers")}
+    others |= _lower(run)
     clock = run.policy.get("timing") or {"clock": "order"}
     return read | sizes | run.layout | others | clock | {"memory": memory_text(run)}
+
+
+def _lower(run: RunRecord) -> dict[str, str]:
+    """Size of each tier below the memory."""
+    sizes = {name: tier["memory"] for name, tier in (run.policy.get("tiers") or {}).items()}
+    return {tier_text(name): _size(sizes.get(name)) for name in ("host", "disk", "store")}
+
+
+def _size(size: int | None) -> str:
+    return "none" if size is None else format_bytes(size, 1000).replace(".0 ", " ")
+
+
+def tier_text(name: str) -> str:
+    """A tier for people."""
+    return {"host": "host memory"}.get(name, name)
 
 
 def memory_text(run: RunRecord) -> str:
@@ -63,4 +79,6 @@ def memory_text(run: RunRecord) -> str:
 def _word(key: str, value: Any) -> str:
     text = "+".join(map(str, value)) if isinstance(value, list) else str(value)
     key = key.removeprefix(_SIZE)
+    if text == "none":
+        return f"no {key}"
     return text if key in ("trace", "model", "memory", "eviction", "placement", "preset", "gpu") else f"{key} {text}"

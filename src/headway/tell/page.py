@@ -19,6 +19,7 @@ from headway.sizes import counted
 from headway.tell import sentences, tables
 from headway.tell.comparison import Comparison
 from headway.tell.labels import memory_text
+from headway.tell.lower import on_lower, on_tiers
 from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
 
@@ -134,6 +135,11 @@ def _sections(found: Comparison) -> list[_Section]:
     table, drawing = tables.waterfall(facts), draw.waterfall(facts)
     told, faults = sentences.on_waterfall(facts), on_faults(facts.faults)
     sections.append(_Section(f"Where the tokens went{of}", told, [drawing], table, faults))
+    if found.lower:
+        sections.append(_Section("What lower tiers bring", on_lower(found.lower)))
+    if run.result.tiers:
+        table = tables.tiers(run.result)
+        sections.append(_Section(f"Lower tiers of memory{of}", on_tiers(facts), [], table))
     over_time = [draw.timeline(found, found.telling(_MOST_LINES))]
     sections.append(_Section("Over time", sentences.on_time(facts), over_time))
     if facts.prefixes.worst:

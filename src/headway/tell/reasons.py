@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from headway.cache import Reason
 
-__all__ = ["FORGOTTEN", "LINES", "MEANING", "REMEDIES", "UNSAVABLE"]
+__all__ = ["FORGOTTEN", "LINES", "LOADED", "MEANING", "REMEDIES", "UNSAVABLE"]
 
 FORGOTTEN = "forgotten"
 """Known to an endless memory, and so long gone here that not even its tokens were remembered."""
+LOADED = "loaded"
+"""Tokens that were reused, and read back from lower tiers of memory: a line of its own beside "reused"."""
 LINES = (*(reason.value for reason in Reason), FORGOTTEN)
 """The lines, by name."""
 MEANING = {
@@ -20,7 +22,7 @@ MEANING = {
     Reason.STATE_NEVER_TAKEN.value: "computed before, but no checkpoint was taken there",
     Reason.LOOKAHEAD.value: "a draft's entries depend on later tokens",
     Reason.NO_ROOM.value: "the memory cannot hold the prompt and what resuming here would copy",
-    Reason.COMPUTED_ANEW.value: "computing it anew cost less, or log probabilities of it were asked for",
+    Reason.COMPUTED_ANEW.value: "computing it anew took less, or log probabilities of it were asked for",
     Reason.STILL_COMPUTING.value: "a running request is computing it",
     Reason.TIER_MISSED.value: "no lower tier had it",
     Reason.TIER_FAILED.value: "a lower tier failed to load it",
@@ -34,7 +36,8 @@ REMEDIES = {
     Reason.STATE_NEVER_TAKEN.value: "try other places for checkpoints (--placement), or mark breakpoints in requests",
     Reason.LOOKAHEAD.value: "use a draft whose entries do not look ahead (DFlash, DSpark)",
     Reason.NO_ROOM.value: "give a little more memory than the longest prompt needs",
-    Reason.COMPUTED_ANEW.value: "mark breakpoints near the ends of prompts, or serve a model that continues by chunks",
+    Reason.COMPUTED_ANEW.value: "mark breakpoints near the ends of prompts, serve a model that continues by chunks, or "
+    "give lower tiers a faster link",
     Reason.STILL_COMPUTING.value: "send what shares a prefix a little apart, or all of it to one server",
 }
 """What an operator can do about each line that a memory could save."""

@@ -26,6 +26,7 @@ __all__ = [
     "SharedStretch",
     "Span",
     "Stretch",
+    "TierUse",
     "read_runs",
 ]
 
@@ -43,6 +44,7 @@ class Figures:
         endless_tokens: Tokens that an endless memory that keeps every position would reuse.
         endless_compute: Share of the compute that it would save.
         lost: Tokens not reused, by line.
+        loaded_tokens: Of the tokens reused, those that were read back from lower tiers of memory.
     """
 
     requests: int
@@ -53,6 +55,7 @@ class Figures:
     endless_tokens: int
     endless_compute: float
     lost: dict[str, int]
+    loaded_tokens: int = 0
 
     @property
     def token_hit_rate(self) -> float:
@@ -182,6 +185,61 @@ class LostPrefixes:
 
 
 @dataclass(frozen=True)
+class TierUse:
+    """What a tier of lower memory did. Bytes and rates are those of one rank.
+
+    Attributes:
+        name: "host", "disk" or "store".
+        memory: Bytes that it has.
+        used: Bytes that it holds at the end.
+        source: What its rates are from.
+        requests: Requests that read back from it.
+        tokens: Prompt tokens of theirs that were not computed.
+        bytes_in: Bytes read back.
+        seconds_in: Seconds of these moves.
+        declined: Requests that computed what it had, because that was faster.
+        checkpoints: Checkpoints that were copied there.
+        bytes_out: Bytes copied for them.
+        seconds_out: Seconds of these moves.
+        skipped: Checkpoints that were not copied: too much waited to be written, or it had no room.
+        prefill_seconds: Seconds that computing the tokens would have taken; None where that is not known.
+    """
+
+    name: str
+    memory: int
+    used: int
+    source: str
+    requests: int
+    tokens: int
+    bytes_in: int
+    seconds_in: float
+    declined: int
+    checkpoints: int
+    bytes_out: int
+    seconds_out: float
+    skipped: int
+    prefill_seconds: float | None = None
+
+    @property
+    def paid_seconds(self) -> float:
+        """Seconds of every move that anybody waits for.
+
+        Steps wait for moves from and to host memory, requests for moves from disks and stores. Writing to these goes
+        on beside the steps.
+        """
+        return self.seconds_in + (self.seconds_out if self.name == "host" else 0.0)
+
+    @property
+    def saved_seconds(self) -> float | None:
+        """Seconds of prefill saved after paying for all moves; None where that is not known."""
+        return None if self.prefill_seconds is None else self.prefill_seconds - self.paid_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"saved_seconds": self.saved_seconds}
+
+
+@dataclass(frozen=True)
 class ReplayResult:
     """What a replay found.
 
@@ -207,6 +265,7 @@ class ReplayResult:
         times: What reuse saves in time; None where the GPU or the model's compute is not known.
         refused_tokens: Prompt tokens of the requests that were refused.
         needed: Bytes of one rank for the cache with which none of them would have been refused; 0 where none was.
+        tiers: What each tier of lower memory did, the fastest first.
     """
 
     trace: str
@@ -230,6 +289,12 @@ class ReplayResult:
     times: TimeSaved | None = None
     refused_tokens: int = 0
     needed: int = 0
+    tiers: list[TierUse] = field(default_factory=list)
+
+    @property
+    def seconds_of_trace(self) -> float:
+        """Seconds from the first arrival to the last, or with times to the last end."""
+        return self.memory[-1].time - self.memory[0].time if self.memory else 0.0
 
     @property
     def requests_per_second(self) -> float:
@@ -242,6 +307,7 @@ class ReplayResult:
         for name in ("whole", "second_half", "clairvoyant", "second_half_clairvoyant"):
             found: Figures | None = getattr(self, name)
             flat[name] = None if found is None else found.as_dict()
+        flat["tiers"] = [tier.as_dict() for tier in self.tiers]
         return flat
 
 

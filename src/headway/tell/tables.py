@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.sizes import counted
+from headway.sizes import counted, format_bytes
 from headway.tell.comparison import Comparison, refusals
 from headway.tell.facts import RunFacts
 from headway.tell.latency import Latency
 from headway.tell.run import Figures, ReplayResult
 from headway.tell.sentences import format_seconds
 
-__all__ = ["Table", "kinds", "latency", "prefixes", "rates", "reasons", "runs", "waits", "waterfall"]
+__all__ = ["Table", "kinds", "latency", "prefixes", "rates", "reasons", "runs", "tiers", "waits", "waterfall"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,21 @@ def prefixes(facts: RunFacts, most: int) -> Table:
     ]
     title = f"Shared prefixes that lose most ({found.stretches:,} lose {counted(found.lost_tokens, 'token')} in all)"
     return Table(title, head, rows)
+
+
+def tiers(result: ReplayResult) -> Table:
+    """What each tier of lower memory gave, and what its moves took."""
+    head = ("tier", "of one rank", "requests", "tokens read back", "read", "in", "written", "out", "not written")
+    rows = []
+    for tier in result.tiers:
+        share = f"{tier.tokens / max(1, result.whole.prompt_tokens):.1%}"
+        moves = [(tier.bytes_in, tier.seconds_in), (tier.bytes_out, tier.seconds_out)]
+        told = [text for size, time in moves for text in (format_bytes(size, 1000), format_seconds(time))]
+        counts = [f"{tier.requests:,}", f"{tier.tokens:,} ({share})", *told, f"{tier.skipped:,}"]
+        rows.append([tier.name, format_bytes(tier.memory, 1000), *counts])
+    declined = sum(tier.declined for tier in result.tiers)
+    note = f"{counted(declined, 'request')} computed what a tier had: that was faster" if declined else ""
+    return Table("Lower tiers of memory (whole trace, one rank)", head, rows, note=note)
 
 
 def latency(found: Latency) -> Table:

@@ -14,6 +14,7 @@ from headway.sizes import format_bytes
 from headway.tell import tables
 from headway.tell.comparison import Comparison
 from headway.tell.facts import RunFacts, facts_of, hit_rates
+from headway.tell.lower import on_lower, on_tiers
 from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
 from headway.tell.sentences import on_making, on_refused, on_savings, on_waterfall
@@ -24,7 +25,7 @@ _BAR = 18
 _MOMENTS = 24
 _WORST = 5
 _LEVELS = " ▁▂▃▄▅▆▇█"
-_STYLES = {"new": "dim", "lost": "red", "reused": "green"}
+_STYLES = {"new": "dim", "lost": "red", "loaded": "cyan", "reused": "green"}
 
 
 def show(run: RunRecord, console: Console) -> None:
@@ -43,6 +44,9 @@ def show(run: RunRecord, console: Console) -> None:
         console.print(_table(tables.kinds(result)))
     if facts.prefixes.worst:
         console.print(_table(tables.prefixes(facts, _WORST)))
+    if result.tiers:
+        console.print(_table(tables.tiers(result)))
+        console.print(on_tiers(facts), "", sep="\n", markup=False, highlight=False)
     if result.latency is not None:
         console.print(_table(tables.latency(result.latency)))
     if result.memory:
@@ -59,6 +63,8 @@ def show_runs(found: Comparison, console: Console) -> None:
     table = _table(tables.runs(found, brief=True))
     table.box = None
     console.print(table)
+    if found.lower:
+        console.print(on_lower(found.lower), markup=False, highlight=False)
 
 
 def _table(table: tables.Table) -> RichTable:

@@ -8,6 +8,9 @@ Device and host keep different things. A checkpoint is copied out when it is abo
 memories hold nearly as much as one of the same sum. What a request reads back stays where it is, but goes first there
 as long as the device has its copy.
 
+Both learn as one. A checkpoint's life goes on where it is moved, and what it saves counts from where a request would
+have resumed without it in the memory that it came from. So each of them gives up what one memory would have given up.
+
 Rejected: one index over both memories. A path would have blocks in two places, and every rule of the tree would need to
 know of it. Rejected as well: copying ahead of evictions, from the end of the queue. The order changes while
 steps are planned, so that some of what went had not been copied, and some of what was copied did not go.
@@ -93,11 +96,10 @@ class HostTier:
     def store(self, spill: Spill) -> None:
         """Copy what the device is about to evict, or let what the host has of it count again. Never raises."""
         known = self.host.lookup(prompt := _prompt_at(spill))
-        if known.tokens >= spill.blocks.tokens:
-            self.host.keep(known)
+        if self._remind(spill, known):
             return
         held = spill.blocks
-        below = Below(held.tokens, held.kind, held.floor, held.uses)
+        below = Below(held.tokens, held.kind, held.floor, held.past)
         try:
             lease, step = self.host.lease_below(prompt, below, known, asked=False)
         except UnservableError:  # the host is smaller than this prompt alone
@@ -120,6 +122,16 @@ class HostTier:
         self.host.discard([lease.row])
         self.counters.stored += 1
         self.counters.stored_blocks += len(pairs)
+
+    def remind(self, spill: Spill) -> bool:
+        """Let what the host has of what the device is about to evict count again. Returns whether it has it."""
+        return self._remind(spill, self.host.lookup(_prompt_at(spill)))
+
+    def _remind(self, spill: Spill, known: Hit) -> bool:
+        if known.tokens < spill.blocks.tokens:
+            return False
+        self.host.keep(known, spill.blocks.past)
+        return True
 
     # ---- in
 
@@ -148,7 +160,7 @@ class HostTier:
         held = self.host.hold_hit(found)
         try:
             told = told or Below()
-            below = replace(told, position=held.tokens, kind=held.kind, floor=held.floor, uses=held.uses)
+            below = replace(told, position=held.tokens, kind=held.kind, floor=held.floor, past=held.past)
             lease, step = self.device.lease_below(prompt, below, hit)
             if step is None:
                 return lease, False

@@ -63,7 +63,7 @@ class Meter:
         waterfall = waterfall_values(
             requests=found.requests,
             prompt_tokens=found.prompt_tokens,
-            hit_tokens=found.reused,
+            hit_tokens=found.reused + found.loaded,
             lost_tokens={reason.value: tokens for reason, tokens in found.lost.items() if tokens},
             resumed_tokens=manager.resumed_tokens,
             resumed_hit_tokens=manager.resumed_hit_tokens,

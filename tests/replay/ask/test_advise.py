@@ -186,6 +186,25 @@ def test_what_has_fewer_bytes_already_is_not_offered_again() -> None:
     assert not names & {"fp8 attention entries", "bf16 states"}
 
 
+def test_lower_tiers_are_tried_one_more_at_a_time() -> None:
+    """Without any that are given, some that are usual: 4 and 20 times the memory. Other engines have none."""
+
+    def tried(hardware: Hardware) -> tuple[list[str], set[tuple[tuple[str, int], ...]]]:
+        seen: list[Point] = []
+        runs = pretended(dict.fromkeys((1, 2, 4, 8), 100), seen)
+        found = study(Question(Setting(K3, RankChoice(8), hardware), TRACE), runs)
+        assert not any(point.config.tiers for point in seen if point.config.preset)
+        sizes = {tuple((tier.name, tier.memory // GB) for tier in point.config.tiers) for point in seen}
+        return [variant.name for variant in found.lower], sizes
+
+    host, both = (("host", 80),), (("host", 80), ("disk", 400))
+    usual = ["80 GB of host memory", "80 GB of host memory and 400 GB of disk"]
+    assert tried(Hardware("20GB")) == (usual, {(), host, both})
+    given = ["no lower tiers", "50 GB of host memory"]
+    assert tried(Hardware("20GB", host_memory="50GB")) == (given, {(), (("host", 50),)})
+    assert tried(Hardware("endless")) == ([], {()})
+
+
 def test_gains_and_remarks() -> None:
     text = advice_text(decided({1: 100, 2: 150, 4: 200, 8: 300}))
     assert "decode context parallelism 8: +20.0 points" in text

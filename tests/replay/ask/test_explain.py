@@ -114,6 +114,12 @@ def test_stories_add_up_to_the_replay(memory: int | None) -> None:
         assert min(shared, story.prompt_tokens - 1) == story.endless_tokens
 
 
+def test_lower_tiers_are_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "--model", "kimi-linear", "--memory", "2GB", "--host-memory", "4GB"])
+    assert "not followed request by request" in capsys.readouterr().err
+
+
 def test_no_such_request() -> None:
     for request in (-1, 5):
         with pytest.raises(ConfigError, match=r"the trace has requests 0 to 4"):

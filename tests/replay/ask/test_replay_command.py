@@ -44,6 +44,30 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["trace"] == {"format": "generated", "block_tokens": 64}
 
 
+def test_lower_tiers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = ("--limit", "200", "--model", "kimi-linear", "--memory", "1GB", "--host-memory", "20GB", "--gpu", "h200")
+    found = as_json(capsys, *asked, "--disk", "100GB", "--disk-link", "2GB/s")
+    whole, tiers = found["result"]["whole"], found["result"]["tiers"]
+    assert [tier["name"] for tier in tiers] == ["host", "disk"]
+    assert 0 < whole["loaded_tokens"] < whole["hit_tokens"]
+    assert sum(tier["tokens"] for tier in tiers) == pytest.approx(whole["loaded_tokens"], rel=0.01)
+    assert whole["hit_tokens"] + sum(whole["lost"].values()) == whole["prompt_tokens"]
+    assert tiers[0]["saved_seconds"] > 0
+    assert found["policy"]["tiers"]["disk"]["read"] == 2e9
+    if importlib.util.find_spec("matplotlib"):
+        asked += ("--html", str(tmp_path / "page.html"))
+    code, out, _ = run(capsys, *asked)
+    assert code == 0
+    text = " ".join(out.split())
+    assert "loaded" in out
+    assert "Lower tiers of memory" in out
+    assert "The host memory (20 GB of a rank) gave back" in text
+    if importlib.util.find_spec("matplotlib"):
+        page = (tmp_path / "page.html").read_text()
+        assert "Lower tiers of memory" in page
+        assert "read back from lower tiers of memory" in page
+
+
 def test_a_trace_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     line = {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}

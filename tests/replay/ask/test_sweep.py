@@ -213,6 +213,16 @@ def test_the_command_with_a_clock(
     assert "--gpu-share: go with --gpu" in capsys.readouterr().err
 
 
+def test_lower_tiers_are_axes_and_what_they_bring_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--memory", "300MB", "--host-memory", "0,8GB", "--limit", "150", "--model", "kimi-linear", "--jobs", "1")
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", *sizes, "--out", str(tmp_path)])
+    assert ended.value.code in (0, None)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no host" in text
+    assert "8 GB of host memory per rank: " in text
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["sweep", "--limit", "40", "--eviction", "value,lru", "--memory", "1GB,4GB", "--jobs", "1"]
     arguments += ["--model", "kimi-linear", "--out", str(tmp_path / "s")]

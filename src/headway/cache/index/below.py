@@ -9,7 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Below", "BelowLoss"]
+__all__ = ["Below", "BelowLoss", "Past"]
+
+
+class Past(NamedTuple):
+    """The life of a checkpoint so far, which goes on where it is moved: in ticks of memories that learn together.
+
+    Attributes:
+        uses: How often it was wanted.
+        born: Tick of its birth.
+        used: Tick of its last use, or of its birth.
+        base: Where a request would have resumed without it: what it saves counts from there. 0 where it floats.
+    """
+
+    uses: int
+    born: int
+    used: int
+    base: int = 0
 
 
 class BelowLoss(NamedTuple):
@@ -44,7 +60,7 @@ class Below:
         kind: Kind of placement that had taken the checkpoint there; "path" for models that can resume anywhere.
         floor: What is read back of windows serves no position before this one: a block that holds the first entry
             that `position` needs is filled from there on only. 0 where it is filled from its start.
-        uses: How often the checkpoint was wanted in the memory that it is read from.
+        past: The checkpoint's life in the memory that it is read from; None if that learns by itself.
         declined: Tokens that could be read back, where computing those behind the hit costs less; 0 if none.
         losses: What was to be read and was not.
     """
@@ -52,6 +68,6 @@ class Below:
     position: int = 0
     kind: str = ""
     floor: int = 0
-    uses: int = 0
+    past: Past | None = None
     declined: int = 0
     losses: tuple[BelowLoss, ...] = ()

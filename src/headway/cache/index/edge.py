@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headway.cache.index.below import Past
 from headway.cache.policy.reuse import PATH
 from headway.cache.shape.geometry import Ids, TableGeometry
 
@@ -83,6 +84,7 @@ class Checkpoint:
         floor: It serves no position before this one, whatever its blocks say: they were not filled from their start.
         spilled: Position up to which what it gives was told as about to be evicted.
         elsewhere: A faster memory has a copy of it: as long as that lasts, nothing is lost with this one.
+        base: Position that a request could resume at without it, in the memory that it was moved from.
     """
 
     position: int
@@ -101,6 +103,7 @@ class Checkpoint:
     floor: int = 0
     spilled: int = 0
     elsewhere: bool = False
+    base: int = 0
     floats: bool = field(init=False)
     blocks: int = field(init=False)
 
@@ -113,6 +116,12 @@ class Checkpoint:
     def uses(self) -> int:
         """How often it was wanted."""
         return self.hits + self.missed
+
+    @property
+    def past(self) -> Past:
+        """Its life so far."""
+        base = 0 if self.floats else max(self.base, self.edge.resume_point(self.position - 1)[0])
+        return Past(self.uses, self.born, self.used, base)
 
     def reduce(self, sections: tuple[Section, ...], first: int) -> None:
         """Hold `sections` and no more, which serve from `first` on."""
@@ -278,9 +287,11 @@ class Edge:
         was, now = self.resident > self.start, position > self.start
         if was != now and self.parent is not None:
             self.parent.resident_children += 1 if now else -1
-        self.resident = position
+        grown, self.resident = position > self.resident, position
         if self.checkpoints and self.checkpoints[0].floats:
             self.checkpoints[0].position = position
+            if grown:
+                self.checkpoints[0].spilled = 0
 
     # ---- checkpoints
 

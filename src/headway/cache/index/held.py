@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headway.cache.index.below import Past
 from headway.cache.index.edge import Checkpoint, Edge, Section
 from headway.cache.index.tree import PrefixTree
 from headway.cache.shape.geometry import CacheGeometry, TableKind
@@ -18,7 +19,7 @@ class HeldBlocks:
     Attributes:
         tokens: Tokens before it.
         kind: Kind of placement of the checkpoint that serves it; "path" where a model can resume anywhere.
-        uses: How often that was wanted.
+        past: The life of that checkpoint so far.
         parts: Blocks of each prefix and tail table, in the order of the tables.
         tables: Numbers of these tables.
         floor: What it has of windows serves no position before this one.
@@ -26,7 +27,7 @@ class HeldBlocks:
 
     tokens: int
     kind: str
-    uses: int
+    past: Past
     parts: tuple[Section, ...]
     tables: tuple[int, ...]
     floor: int
@@ -49,4 +50,4 @@ def held_blocks(
             ids = tree.path_ids(edge, prefixes[table], 0, table.blocks_for(position))
             parts.append(Section(0, ids.copy()))
         tables.append(table.index)
-    return HeldBlocks(position, checkpoint.kind, checkpoint.uses, tuple(parts), tuple(tables), checkpoint.floor)
+    return HeldBlocks(position, checkpoint.kind, checkpoint.past, tuple(parts), tuple(tables), checkpoint.floor)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.cache.index.below import Past
 from headway.cache.index.edge import Anchor, Checkpoint, Edge, Match, Section
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.reclaim import Reclaimer, Retention
 from headway.cache.index.residency import Residency
 from headway.cache.index.tree import PrefixTree
-from headway.cache.index.usage import Usage
+from headway.cache.index.usage import Learned, Usage
 from headway.cache.shape.geometry import CacheGeometry, Ids
 
 __all__ = ["PrefixIndex"]
@@ -33,14 +34,16 @@ class PrefixIndex:
         version: Changes with every change of the index.
     """
 
-    def __init__(self, geometry: CacheGeometry, pool: BlockPool, keep: Retention) -> None:
-        """Make an empty index."""
+    def __init__(
+        self, geometry: CacheGeometry, pool: BlockPool, keep: Retention, learned: Learned | None = None
+    ) -> None:
+        """Make an empty index, which learns together with others that have the same `learned`."""
         self.geometry = geometry
         self.floats = not geometry.tail_tables
         self.pool = pool
         self.tree = PrefixTree(geometry.lookahead, geometry.prefix_tables, pool, floats=self.floats)
         self.residency = Residency(self.tree, pool)
-        self.usage = Usage(keep.policy, self.tree)
+        self.usage = Usage(keep.policy, self.tree, learned or Learned())
         self.reclaim = Reclaimer(geometry, self.tree, pool, self.residency, self.usage, keep)
         self.version = 0
 
@@ -126,13 +129,23 @@ class PrefixIndex:
 
     # ---- publishing
 
-    def publish(self, at: Match, rows: Sequence[Ids], *, given: bool) -> None:
-        """Make the path to `at` resident (all of it computed) with the blocks of a lease, see `Residency.grow`."""
+    def publish(self, at: Match, rows: Sequence[Ids], *, given: bool, past: Past | None = None) -> None:
+        """Make the path to `at` resident with the blocks of a lease, see `Residency.grow`.
+
+        All of it is computed, or read back from where it has a `past`.
+        """
         self.version += 1
-        self.usage.extend(self.residency.grow(at, rows, given=given))
+        self.usage.extend(self.residency.grow(at, rows, given=given), past)
 
     def take_checkpoint(
-        self, at: Match, kind: str, sections: tuple[Section, ...], *, spare: bool = False, floor: int = 0
+        self,
+        at: Match,
+        kind: str,
+        sections: tuple[Section, ...],
+        *,
+        spare: bool = False,
+        floor: int = 0,
+        past: Past | None = None,
     ) -> Checkpoint:
         """Keep a checkpoint at `at`, which is resident and has none; `sections` bring their references.
 
@@ -143,7 +156,7 @@ class PrefixIndex:
         first = max(self.geometry.serves_from(at.position, [section.first for section in sections]), floor)
         checkpoint = Checkpoint(at.position, kind, sections, at.edge, first, floor=floor)
         self.residency.store(checkpoint)
-        self.usage.take(checkpoint)
+        self.usage.take(checkpoint, past)
         self.reclaim.queue.push(checkpoint)
         if spare:
             self.reclaim.keep_spare(checkpoint)
@@ -160,12 +173,16 @@ class PrefixIndex:
         if not checkpoint.floats:
             self.reclaim.queue.push(checkpoint)
 
-    def mark_elsewhere(self, at: Match, position: int, checkpoint: Checkpoint, elsewhere: bool) -> None:
-        """Whether a faster memory has what `checkpoint` gives at `position` of the path to `at`."""
+    def mark_elsewhere(
+        self, at: Match, position: int, checkpoint: Checkpoint, elsewhere: bool, past: Past | None = None
+    ) -> None:
+        """Whether a faster memory has what `checkpoint` gives at `position` of the path to `at`; its `past` there."""
         found = [checkpoint]
         if checkpoint.floats:
             found = [edge.checkpoints[0] for edge in at.edge.path() if edge.start < position]
         for one in found:
+            if past is not None:
+                self.usage.recall(one, past)
             if one.elsewhere != elsewhere:
                 one.elsewhere = elsewhere
                 self.reclaim.queue.push(one)

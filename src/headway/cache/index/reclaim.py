@@ -157,9 +157,10 @@ class Reclaimer:
             return None
         if item.elsewhere:
             return Candidate(kind, position, 0, 0.0, 0.0, blocks, 0, 0.0)
-        now, used, uses = self._usage.ticks, item.used, item.uses
+        now, used, uses = self._usage.learned.ticks, item.used, item.uses
         rate = self._usage.reuse.rate(kind, uses, now - (used if item.floats else item.born), now - used)
-        return Candidate(kind, position, uses, rate, self.keep.cost.between(keep, position), blocks, used, item.age)
+        saved = self.keep.cost.between(max(keep, item.base), position)
+        return Candidate(kind, position, uses, rate, saved, blocks, used, item.age)
 
     def _fallback(self, item: Checkpoint, blocks: int) -> int:
         """Where a request that `item` serves would resume once it is gone, or has moved back by `blocks`."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
+from headway.cache.index.below import Past
 from headway.cache.index.edge import Checkpoint, Edge, LostCheckpoint, Match
 from headway.cache.index.tree import PrefixTree
 from headway.cache.policy.eviction import EvictionPolicy
 from headway.cache.policy.placement import LAST_END
 from headway.cache.policy.reuse import PATH, ReuseRates
 
-__all__ = ["Counters", "Usage", "count"]
+__all__ = ["Counters", "Learned", "Usage", "count"]
 
 
 @dataclass
@@ -51,66 +52,102 @@ def count(table: dict[str, int], kind: str) -> None:
     table[kind] = table.get(kind, 0) + 1
 
 
+@dataclass
+class Learned:
+    """What was learned, by one cache or by several that keep the same prompts in different memories.
+
+    Attributes:
+        ticks: Uses and changes so far: what `born` and `used` are read from.
+        reuse: How often and how soon requests come back, by kind.
+    """
+
+    ticks: int = 0
+    reuse: ReuseRates = field(default_factory=ReuseRates)
+
+    def tick(self) -> int:
+        """One more tick. Returns it."""
+        self.ticks += 1
+        return self.ticks
+
+
 class Usage:
     """Uses and births, as they happen.
 
     Attributes:
-        ticks: Uses and changes of the cache so far: what `born` and `used` are read from.
-        reuse: How often and how soon requests come back, by kind.
+        learned: What was learned of them.
+        reuse: Of that, how often and how soon requests come back.
         counters: What happened so far.
     """
 
-    def __init__(self, policy: EvictionPolicy, tree: PrefixTree) -> None:
+    def __init__(self, policy: EvictionPolicy, tree: PrefixTree, learned: Learned) -> None:
         """Start with nothing seen; `policy` has the clock that ages are read from."""
         self._policy = policy
         self._tree = tree
-        self.ticks = 0
-        self.reuse = ReuseRates()
+        self.learned, self.reuse = learned, learned.reuse
         self.counters = Counters()
 
-    def take(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint was taken. One that went from the same place and is remembered hands on its uses."""
-        self.ticks += 1
-        checkpoint.used = checkpoint.born = self.ticks
+    def take(self, checkpoint: Checkpoint, past: Past | None) -> None:
+        """A checkpoint was taken, or moved here with its `past`, which teaches nothing.
+
+        One that went from the same place and is remembered hands on its uses.
+        """
         checkpoint.age = self._policy.clock
         lost = self._tree.forget_lost(checkpoint.edge, checkpoint.position)
-        checkpoint.missed = 0 if lost is None else lost.uses
-        self.reuse.took(checkpoint.kind)
+        uses = 0 if lost is None else lost.uses
+        if past is None:
+            checkpoint.used = checkpoint.born = self.learned.tick()
+            self.reuse.took(checkpoint.kind)
+        else:
+            uses, checkpoint.born, checkpoint.used = max(uses, past.uses), past.born, past.used
+            checkpoint.base = past.base
+        checkpoint.missed = uses
         count(self.counters.taken, checkpoint.kind)
 
     def pass_over(self, at: Match, kind: str) -> None:
         """A checkpoint could have been taken at `at`, and was not: it counts as taken, and as gone at once."""
         self.reuse.took(kind)
-        self._tree.remember(at.edge, LostCheckpoint(at.position, kind, 0.0, None, self.ticks, 0))
+        self._tree.remember(at.edge, LostCheckpoint(at.position, kind, 0.0, None, self.learned.ticks, 0))
 
-    def extend(self, edges: list[Edge]) -> None:
-        """More of `edges` is resident: where checkpoints float, they are as fresh as if they had been used."""
-        self.ticks += 1
+    def extend(self, edges: list[Edge], past: Past | None) -> None:
+        """More of `edges` is resident: where checkpoints float, they are as fresh as if they had been used.
+
+        What was moved here brings its `past`, and teaches nothing.
+        """
+        if past is not None:
+            for edge in edges if self._tree.floats else ():
+                self.recall(edge.checkpoints[0], past)
+            return
+        now = self.learned.tick()
         if edges:
             self.reuse.took(PATH)
         if self._tree.floats:
             for edge in edges:
-                edge.checkpoints[0].used, edge.checkpoints[0].age = self.ticks, self._policy.clock
+                edge.checkpoints[0].used, edge.checkpoints[0].age = now, self._policy.clock
+
+    def recall(self, checkpoint: Checkpoint, past: Past) -> None:
+        """What was seen of the copy of a checkpoint in another memory counts for it as well."""
+        checkpoint.missed += max(0, past.uses - checkpoint.uses)
+        checkpoint.used = max(checkpoint.used, past.used)
+        checkpoint.base = past.base
 
     def resume(self, at: Match, position: int, checkpoint: Checkpoint, *, deepest: bool) -> None:
         """A lease resumes at `position` of the path to `at`, by `checkpoint`; `deepest`: none has gone behind it."""
-        self.ticks += 1
-        clock = self._policy.clock
+        now, clock = self.learned.tick(), self._policy.clock
         if checkpoint.floats:
             first = at.edge.checkpoints[0]
-            self.reuse.wanted(PATH, self.ticks - first.used if first.uses == 0 else None)
+            self.reuse.wanted(PATH, now - first.used if first.uses == 0 else None)
             for edge in at.edge.path():
                 one = edge.checkpoints[0]
                 one.hits += 1
-                one.used, one.age = self.ticks, clock
+                one.used, one.age = now, clock
             return
         if checkpoint.hits == 0:
             count(self.counters.reused, checkpoint.kind)
         count(self.counters.resumed, checkpoint.kind)
         if deepest or not checkpoint.kind.startswith(LAST_END):
-            self.reuse.wanted(checkpoint.kind, self.ticks - checkpoint.born if checkpoint.uses == 0 else None)
+            self.reuse.wanted(checkpoint.kind, now - checkpoint.born if checkpoint.uses == 0 else None)
         checkpoint.hits += 1
-        checkpoint.used, checkpoint.age = self.ticks, clock
+        checkpoint.used, checkpoint.age = now, clock
 
     def miss(self, at: Match, low: int, high: int) -> None:
         """A lease would have resumed further in (low, high] of the path to `at`, but for what went from there.
@@ -125,7 +162,7 @@ class Usage:
             for lost in at.lost(low, high):
                 if lost.kind not in seen and not (seen and lost.kind.startswith(LAST_END)):
                     seen.add(lost.kind)
-                    self.reuse.wanted(lost.kind, self.ticks - lost.born if lost.uses == 0 else None)
+                    self.reuse.wanted(lost.kind, self.learned.ticks - lost.born if lost.uses == 0 else None)
                     lost.uses += 1
             return
         gone = []
@@ -135,6 +172,6 @@ class Usage:
             if edge.start <= low:
                 break
         if gone:
-            self.reuse.wanted(PATH, self.ticks - gone[0].used if gone[0].uses == 0 else None)
+            self.reuse.wanted(PATH, self.learned.ticks - gone[0].used if gone[0].uses == 0 else None)
         for one in gone:
             one.missed += 1

@@ -221,7 +221,7 @@ class Committer(Parts):
             leases.owned[table.index, row] = full = max(owned, position // table.span)
             anchor.held = max(anchor.held, full * table.span)
         rows = [leases.blocks[table.index][row] for table in self.geometry.prefix_tables]
-        self.index.publish(at, rows, given=not record.own_blocks)
+        self.index.publish(at, rows, given=not record.own_blocks, past=record.past_at(position))
         return at
 
     def _take_checkpoint(self, row: int, position: int, kind: str, state: Ids | None, record: Record) -> bool:
@@ -256,9 +256,8 @@ class Committer(Parts):
                 held, spare = Section(owned, blocks[owned : -(-position // table.span)]), True
             self.pool.share(held.ids)
             sections.append(Section(held.first, held.ids.copy()))
-        taken = self.index.take_checkpoint(at, kind, tuple(sections), spare=spare, floor=record.floor)
-        if position == record.loading:
-            taken.missed = max(taken.missed, record.uses)
+        past = record.past_at(position)
+        self.index.take_checkpoint(at, kind, tuple(sections), spare=spare, floor=record.floor, past=past)
         return True
 
     def grant_wishes(self, record: Record, position: int, missing: Outcome) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.cache.index.below import Below
+from headway.cache.index.below import Below, Past
 from headway.cache.index.edge import Checkpoint, Match, Section
 from headway.cache.index.explain import Explanation
 from headway.cache.index.hit import Hit
@@ -42,7 +42,8 @@ class Opener(Parts):
     ) -> int:
         """Start a lease at `hit`, which is true now, to read what is `below` in its first step. Returns its row."""
         if asked and not hit.prompt.no_store:
-            self.index.usage.miss(hit.at, hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1))
+            reused, last = max(hit.tokens, below.position), len(hit.prompt.tokens) - 1
+            self.index.usage.miss(hit.at, reused, min(hit.at.position, last))
         record = self._record(hit, explanation, own_blocks)
         record.asked = asked
         if below.position:
@@ -59,7 +60,9 @@ class Opener(Parts):
     def _plan_load(self, record: Record, below: Below) -> None:
         """Let the first step of a request end at what is read back, and keep nothing before it: nothing is computed."""
         position = below.position
-        record.loading, record.floor, record.uses = position, below.floor, below.uses
+        record.loading, record.floor, record.past = position, below.floor, below.past
+        if below.past is not None and record.asked:
+            record.past = Past(below.past.uses + 1, below.past.born, self.index.usage.learned.ticks, below.past.base)
         record.passed = [place for place in record.passed if place.position > position]
         if record.published and not self.index.floats:
             record.plan = [place for place in record.plan if place.position > position]

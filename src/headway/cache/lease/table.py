@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headway.cache.index.below import Past
 from headway.cache.index.edge import FAR, Anchor, Match
 from headway.cache.index.explain import Explanation
 from headway.cache.index.held import HeldBlocks
@@ -114,7 +115,7 @@ class Record:
         resident: Position up to which it has published (models without checkpoints).
         floor: What it holds of windows serves no position before this one.
         loading: Position up to which its first step reads back what another memory has; 0 if it computes.
-        uses: How often the checkpoint there was wanted in that memory.
+        past: The life of the checkpoint there in that memory, or None.
         asked: A request asks for it; else it is only moved here, which says nothing of what is wanted.
     """
 
@@ -135,13 +136,17 @@ class Record:
     resident: int = 0
     floor: int = 0
     loading: int = 0
-    uses: int = 0
+    past: Past | None = None
     asked: bool = True
 
     def place(self, position: int) -> Match:
         """The place at `position` of the path of a lease that is in the tree (above 0, not behind its anchor)."""
         assert self.anchor is not None
         return Match(self.anchor.edge.edge_at(position), position)
+
+    def past_at(self, position: int) -> Past | None:
+        """The life in another memory of what is published at `position`; None if it was not read back."""
+        return self.past if position == self.loading else None
 
 
 class LeaseTable:

@@ -170,7 +170,7 @@ class ObjectWriter:
             return 0
         pieces = self.moves.read(spans, held, host=host)
         worth = self.caches[0].config.cost.between(0, held.tokens) * (self.rates.per_compute or 1.0)
-        self.objects.put(name, prefix, held.tokens, held.kind, worth * (1 + held.uses), pieces)
+        self.objects.put(name, prefix, held.tokens, held.kind, worth * (1 + held.past.uses), pieces)
         size = sum(len(data) for data in pieces.values())
         self.counters.read += 1
         self.counters.read_bytes += size

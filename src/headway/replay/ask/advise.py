@@ -7,6 +7,7 @@
    plain LRU. They cost nothing and change no answer, so the best is taken if it gains half a point.
 3. From there, one change at a time: half and twice the memory, the memory that serves all, and fewer bytes a number for
    entries and states where there are fewer. Fewer bytes change what the model computes, so they are offered, not taken.
+   And lower tiers of memory, one more at a time.
 4. Where this release imitates other engines: each as it comes, as it comes on the new layout, and with its own best
    split of memory. If the states of running requests take more than a quarter of the memory, with fewer of these too.
 
@@ -40,10 +41,12 @@ from headway.replay.ask.setting import Setting
 from headway.replay.ask.sweep import draw, finish_points
 from headway.replay.ask.workers import Workload
 from headway.replay.config.presets import preset_name
+from headway.sizes import format_bytes, parse_bytes
 from headway.tell import RunRecord, compare, with_facts
 from headway.tell.advice import Study, Variant, advice_text
 from headway.tell.comparison import refusals
 from headway.tell.engines import SLOTS, beside_running, fewer_running
+from headway.tell.labels import tier_text
 
 __all__ = ["ENGINES", "Question", "advise", "study"]
 
@@ -59,6 +62,10 @@ _RARE, _POOR = 20, 0.2
 """A kind of which at least so many were taken and less than this share was reused is tried without."""
 _GRID = 4096
 """Tokens between the checkpoints of a grid."""
+_NONE = {"host_memory": "0", "disk": "0", "store": "0"}
+"""Values of a setting without lower tiers."""
+_USUAL_HOST, _USUAL_DISK = 4, 20
+"""Bytes of host memory and of a disk, for each of the cache's own, that are tried where none are given."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,9 @@ def advise(
     else:
         Console().print(text, highlight=False, markup=False, soft_wrap=True)
     every = found.variants
-    base = {id(one): found.layout.name for one in found.policies} | {id(one): found.best.name for one in found.changes}
+    base = {id(one): found.layout.name for one in found.policies} | {
+        id(one): found.best.name for one in (*found.changes, *found.lower)
+    }
     labels = [f"{base[id(one)]}, {one.name}" if id(one) in base else one.name for one in every]
     draw(compare([one.run for one in every], labels=labels, focus=every.index(found.best)), folder, console)
 
@@ -174,6 +183,7 @@ def study(question: Question, run: Runner) -> Study:
     """
     ranks = question.setting.ranks
     base: dict[str, Any] = {"tp": ranks.tp, "kv_dtype": ranks.kv_dtype, "state_dtype": ranks.state_dtype}
+    base |= _named(question.setting.hardware.lower)
 
     def variants(wanted: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
         settings = {name: base | dict(change) for name, change in wanted.items()}
@@ -190,6 +200,7 @@ def study(question: Question, run: Runner) -> Study:
     if best.facts.compute_saved < layout.facts.compute_saved + _ENOUGH:
         best = layout
     changes = variants(_changes(best, question.setting))
+    lower = variants(_lower(best, question.setting))
     engines: dict[str, list[Variant]] = {}
     absent: dict[str, str] = {}
     for name in ENGINES:
@@ -197,7 +208,7 @@ def study(question: Question, run: Runner) -> Study:
             engines[name] = _engine(name, best, question, variants)
         except ConfigError as error:  # the preset cannot hold this model
             absent[name] = str(error)
-    return Study(layouts[0], layouts, layout, policies, best, changes, engines, refused, absent)
+    return Study(layouts[0], layouts, layout, policies, best, changes, engines, refused, absent, lower=lower)
 
 
 def _smallest_good(layouts: Sequence[Variant]) -> Variant:
@@ -206,7 +217,9 @@ def _smallest_good(layouts: Sequence[Variant]) -> Variant:
 
 
 def _point(values: Mapping[str, Any], question: Question) -> Point:
-    setting = question.setting.changed(clock=ClockChoice()) if values.get("preset") else question.setting
+    setting = question.setting
+    if values.get("preset"):
+        setting, values = setting.changed(clock=ClockChoice()), {**values, **_NONE}
     return points_of(setting, {name: (value,) for name, value in values.items()}, question.trace)[0]
 
 
@@ -260,6 +273,32 @@ def _changes(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:
         if setting.ranks.state_dtype == "fp32" and any(group.kind == Recurrent.__name__ for group in best.run.groups):
             wanted["bf16 states"] = base | {"state_dtype": "bf16"}
     return wanted
+
+
+def _lower(best: Variant, setting: Setting) -> dict[str, dict[str, Any]]:
+    """Lower tiers of memory on that layout, one more at a time: those that are given, else some that are usual."""
+    base = {name: best.values[name] for name in ("dcp", "placement", "eviction") if name in best.values}
+    memory = setting.configure()[0].memory
+    if memory is None:
+        return {}
+    given = dict(setting.hardware.lower)
+    wanted = given or {"host": str(_USUAL_HOST * memory), "disk": str(_USUAL_DISK * memory)}
+    found: dict[str, dict[str, Any]] = {"no lower tiers": dict(_NONE)} if given else {}
+    sizes: dict[str, str] = {}
+    for name, size in wanted.items():
+        sizes[name] = size
+        told = " and ".join(f"{_size(value)} of {tier_text(key)}" for key, value in sizes.items())
+        found[told] = _NONE | _named(sizes)
+    return {name: base | values for name, values in found.items()}
+
+
+def _named(sizes: Mapping[str, str]) -> dict[str, str]:
+    """Sizes of tiers by the names of their options."""
+    return {"host_memory" if name == "host" else name: size for name, size in sizes.items()}
+
+
+def _size(text: str) -> str:
+    return format_bytes(parse_bytes(text), 1000).replace(".0 ", " ")
 
 
 def _engine(name: str, best: Variant, question: Question, variants: _Variants) -> list[Variant]:

@@ -73,6 +73,8 @@ def explain(
     generated workload is used.
     """
     setting = Setting(model, ranks, hardware, policy, outputs=source.outputs).with_example(source, _EXAMPLE_MEMORY)
+    if hardware.lower:
+        raise ConfigError("lower tiers of memory are not followed request by request: leave out their options")
     config, _ = setting.configure()
     entries: list[ChatEntry] = []
     requests = source.load(entries)

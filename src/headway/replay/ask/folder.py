@@ -17,7 +17,7 @@ from headway.tell.run import RunRecord
 __all__ = ["SweepFolder", "release_mark"]
 
 _RUNS, _PAGE = "runs.jsonl", "report.html"
-_DECIDES = ("cache", "engine", "formats", "replay", "tell/run.py")
+_DECIDES = ("cache", "engine", "formats", "replay", "tiers", "tell/run.py")
 """Code that decides what a run finds, and how it is written down."""
 
 

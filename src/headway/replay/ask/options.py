@@ -21,7 +21,8 @@ from headway.progress import lasting
 from headway.replay.ask.catalogue import KV_DTYPES, STATE_DTYPES, catalogue
 from headway.replay.ask.model_files import is_model_files
 from headway.replay.ask.rendering import read_trace
-from headway.replay.config import PRESETS
+from headway.replay.config import LINKS, PRESETS
+from headway.replay.config.tiers import TIERS
 from headway.replay.trace.generate import WORKLOADS, generate
 
 __all__ = [
@@ -66,6 +67,7 @@ def _list_models(wanted: bool) -> None:
 RUNNING, GRID = "Running", "Grid"
 """Panels of the options that say where runs are done and kept, and which."""
 _TRACE, _MODEL, _MEMORY, _POLICY = "Trace", "Model and layout", "Memory", "Policies"
+_LOWER = "Lower tiers of memory"
 _CLOCK = "Clock (estimates of time, with --gpu)"
 _TRACE_HELP = "A trace: a file (plain, .gz or .zst) or a folder. Nothing: a generated one."
 _FORMAT_HELP = (
@@ -268,6 +270,25 @@ class Hardware:
     ] = 0
     weights: Annotated[str | None, option(_MEMORY, "Bytes of the weights on all GPUs together.")] = None
     gpu_share: Annotated[float, option(_MEMORY, "Share of a GPU for weights and cache.")] = 0.9
+    host_memory: Annotated[
+        str | None, option(_LOWER, "Host memory of one rank that takes what the cache has no room for: 80GB.")
+    ] = None
+    disk: Annotated[str | None, option(_LOWER, "Disk of one rank that takes what the tier above has no room for.")] = (
+        None
+    )
+    store: Annotated[str | None, option(_LOWER, "A store behind the network, likewise: bytes for one rank.")] = None
+    host_link: Annotated[
+        str | None,
+        option(_LOWER, f"How fast it is: one of {', '.join(LINKS)}, or 20GB/s of one rank.", show_default="by --gpu"),
+    ] = None
+    disk_link: Annotated[str | None, option(_LOWER, "The same of the disk.", show_default=TIERS["disk"])] = None
+    store_link: Annotated[str | None, option(_LOWER, "The same of the store.", show_default=TIERS["store"])] = None
+
+    @property
+    def lower(self) -> dict[str, str]:
+        """Sizes of the tiers below the cache that there are, by name."""
+        given: dict[str, str | None] = {"host": self.host_memory, "disk": self.disk, "store": self.store}
+        return {name: size for name, size in given.items() if size not in (None, "0")}
 
     def check(self) -> None:
         """Refuse what would do nothing where memory is given in bytes.
@@ -275,6 +296,9 @@ class Hardware:
         Raises:
             ConfigError: Names the options.
         """
+        idle = [f"--{name}-link" for name in TIERS if getattr(self, f"{name}_link") and name not in self.lower]
+        if idle:
+            raise ConfigError(f"{', '.join(idle)}: says how fast a tier is that there is not: give its size as well")
         if self.memory is None:
             return
         given: dict[str, Any] = {} if self.gpu else {"--gpus": self.gpus, "--weights": self.weights}

@@ -61,6 +61,7 @@ def _size(group: LayerSpec, layers: int) -> GroupSize:
 def _policy(config: ReplayConfig) -> dict[str, Any]:
     values = {part.name: getattr(config, part.name) for part in fields(config) if part.name not in _OWN}
     values["preset"] = preset_name(config.preset)
+    values["tiers"] = {tier.name: asdict(tier) for tier in config.tiers}
     if config.timing is not None:
         clock = config.timing
         values["timing"] = {"gpu": clock.roofline.gpu, "speed": f"x{clock.speed:g}"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from headway.replay.ask.catalogue import Model
 from headway.replay.ask.options import ClockChoice, Hardware, ModelChoice, PolicyChoice, RankChoice, TraceChoice
-from headway.replay.ask.sizing import known_roofline, memory_of, sized_model, timing_of
+from headway.replay.ask.sizing import known_roofline, memory_of, sized_model, tiers_of, timing_of
 from headway.replay.config import ReplayConfig
 
 __all__ = ["Setting"]
@@ -81,4 +81,5 @@ class Setting:
         roofline = known_roofline(self.clock, self.hardware, model, layout)
         config = ReplayConfig(model.groups, room, layout, model.cost, *policies, preset=self.preset, timing=timing)
         config = replace(config, layers=model.layers, kinds=model.kinds, roofline=roofline)
+        config = replace(config, tiers=tiers_of(self.hardware, layout))
         return config, model

@@ -11,10 +11,20 @@ from headway.errors import ConfigError
 from headway.replay.ask.catalogue import Model, check_copies, draft_layers, draft_of, inspected_model, model_of
 from headway.replay.ask.model_files import is_model_files, model_of_files
 from headway.replay.ask.options import ClockChoice, Hardware, ModelChoice, RankChoice
-from headway.replay.config import Roofline, Timing, gpu_of, roofline_of
+from headway.replay.config import Roofline, Tier, Timing, gpu_of, link_of, roofline_of
+from headway.replay.config.tiers import TIERS
 from headway.sizes import format_bytes, parse_bytes
 
-__all__ = ["checked_ranks", "known_roofline", "memory_of", "sized_model", "timing_of", "weights_of", "with_active"]
+__all__ = [
+    "checked_ranks",
+    "known_roofline",
+    "memory_of",
+    "sized_model",
+    "tiers_of",
+    "timing_of",
+    "weights_of",
+    "with_active",
+]
 
 _COUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmbt]?)\s*", re.IGNORECASE)
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -153,6 +163,19 @@ def timing_of(choice: ClockChoice, hardware: Hardware, model: Model, layout: Par
     checked_ranks(hardware, layout)
     roofline = _roofline(choice, hardware.gpu, weights_of(hardware, model), model, layout)
     return Timing(roofline, choice.speed, choice.max_running, choice.step_tokens, choice.wait_tokens)
+
+
+def tiers_of(hardware: Hardware, layout: ParallelLayout) -> tuple[Tier, ...]:
+    """The tiers below the memory of a rank, the fastest first.
+
+    Raises:
+        ConfigError: A size or link that cannot be read.
+    """
+    links = TIERS if hardware.gpu is None else TIERS | {"host": gpu_of(hardware.gpu).link}
+    given = {name: getattr(hardware, f"{name}_link") or links[name] for name in hardware.lower}
+    options = {"host": "--host-memory"}
+    sizes = {name: parse_bytes(size, options.get(name, f"--{name}")) for name, size in hardware.lower.items()}
+    return tuple(link_of(name, link, sizes[name], layout.tp * layout.pcp) for name, link in given.items())
 
 
 def known_roofline(choice: ClockChoice, hardware: Hardware, model: Model, layout: ParallelLayout) -> Roofline | None:

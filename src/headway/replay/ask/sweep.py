@@ -35,6 +35,9 @@ class _MemoryGrid(opt.Hardware):
     """The GPUs, and sizes of memory."""
 
     memory: Annotated[str | None, opt.option(opt.GRID, "Memory of one rank: 5GB,20GB,80GB,endless.")] = None
+    host_memory: Annotated[str | None, opt.option(opt.GRID, "Host memory of one rank below it: 0,80GB.")] = None
+    disk: Annotated[str | None, opt.option(opt.GRID, "Disk of one rank below these: 0,500GB.")] = None
+    store: Annotated[str | None, opt.option(opt.GRID, "A store of one rank below these: 0,2TB.")] = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def sweep(
     console, ranks = Console(stderr=True), opt.RankChoice(tp=tp, pcp=pcp)
     setting = Setting(model, ranks, hardware, clock=clock, outputs=source.outputs).with_example(source, _EXAMPLE_MEMORY)
     requests, memory = source.load(), setting.hardware.memory
-    axes = {"memory": [None] if memory is None else words("--memory", memory)} | grid.axes()
+    axes = {"memory": [None] if memory is None else words("--memory", memory)} | _below(setting.hardware)
+    axes |= grid.axes()
     points = points_of(setting, axes, requests)
     folder = SweepFolder(where.out)
     work = Workload.of(requests, source.outputs, clairvoyant=clairvoyant)
@@ -120,6 +124,12 @@ def sweep(
     else:
         show_runs(found, Console())
     draw(found, folder, console)
+
+
+def _below(hardware: opt.Hardware) -> dict[str, list[str]]:
+    """The values of each size of lower memory that is given."""
+    given = {"host_memory": hardware.host_memory, "disk": hardware.disk, "store": hardware.store}
+    return {name: words(f"--{name.replace('_', '-')}", text) for name, text in given.items() if text is not None}
 
 
 def draw(found: Comparison, folder: SweepFolder, console: Console) -> None:

@@ -9,6 +9,7 @@ from headway.cache import DEFAULT_PLACEMENT, ComputeCost, EvictionPolicy, LayerS
 from headway.errors import ConfigError
 from headway.replay.config.presets import HeadwayInVllmPreset, Preset, SglangPreset, VllmPreset, preset_of
 from headway.replay.config.roofline import Roofline, Timing
+from headway.replay.config.tiers import Tier, check_tiers
 
 __all__ = ["ReplayConfig"]
 
@@ -33,8 +34,10 @@ class ReplayConfig:
             another engine: "headway-in-vllm".
         layers: Layers in each group, by its name, as far as that is known; vLLM's pages are laid out by them.
         kinds: What kind of layers these are ("mla", "gqa", "kda", "gdn", ...), likewise.
-        roofline: What steps cost, to say what reuse saves in time; None: nothing is said.
+        roofline: What steps cost, to say what reuse saves in time; None: nothing is said, and what lower tiers have is
+            always read back.
         timing: Arrivals as recorded and steps that take time; None: each request ends before the next begins.
+        tiers: Memory below the rank's own, the fastest first; what has no room is kept there and read back.
     """
 
     groups: Sequence[LayerSpec]
@@ -51,6 +54,7 @@ class ReplayConfig:
     roofline: Roofline | None = None
     layers: Mapping[str, int] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
+    tiers: Sequence[Tier] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -71,6 +75,9 @@ class ReplayConfig:
                 f"preset {self.preset!r} has no clock: arrival times are replayed for the cache itself and for "
                 f"marconi; use clock 'order'"
             )
+        check_tiers(self.tiers, self.memory)
+        if self.tiers and preset is not None:
+            raise ConfigError(f"preset {self.preset!r} has no lower tiers of memory: leave out one of them")
         own = preset is not None and not isinstance(preset, HeadwayInVllmPreset)
         if own and chosen != (DEFAULT_PLACEMENT, "value", 1):
             raise ConfigError("placement, eviction and alignment are the preset's: leave them out, or the preset")

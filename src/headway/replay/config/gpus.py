@@ -27,6 +27,7 @@ class Gpu:
         fp8_flops: Peak FLOP/s in fp8, dense; None where it has no fp8.
         memory_bandwidth: Bytes/s between it and its memory.
         source: Where the figures are from.
+        link: Its link to the host, of `LINKS`.
     """
 
     name: str
@@ -35,16 +36,17 @@ class Gpu:
     fp8_flops: float | None
     memory_bandwidth: float
     source: str
+    link: str = "pcie5"
 
 
 _ALL = (
-    Gpu("a100-40gb", 40 * _GB, 312 * _TERA, None, 1.555 * _TB, "NVIDIA A100 data sheet, SXM"),
-    Gpu("a100-80gb", 80 * _GB, 312 * _TERA, None, 2.039 * _TB, "NVIDIA A100 data sheet, SXM"),
+    Gpu("a100-40gb", 40 * _GB, 312 * _TERA, None, 1.555 * _TB, "NVIDIA A100 data sheet, SXM", "pcie4"),
+    Gpu("a100-80gb", 80 * _GB, 312 * _TERA, None, 2.039 * _TB, "NVIDIA A100 data sheet, SXM", "pcie4"),
     Gpu("h100", 80 * _GB, 989.4 * _TERA, 1978.9 * _TERA, 3.35 * _TB, "NVIDIA H100 data sheet, SXM; rates halved"),
     Gpu("h20", 96 * _GB, 148 * _TERA, 296 * _TERA, 4.0 * _TB, "NVIDIA H20 figures as quoted by resellers"),
     Gpu("h200", 141 * _GB, 989.4 * _TERA, 1978.9 * _TERA, 4.8 * _TB, "NVIDIA H200 data sheet, SXM; rates halved"),
     Gpu("b200", 180 * _GB, 2250 * _TERA, 4500 * _TERA, 7.7 * _TB, "NVIDIA HGX B200 data sheet, one of eight"),
-    Gpu("l40s", 48 * _GB, 362.05 * _TERA, 733 * _TERA, 0.864 * _TB, "NVIDIA L40S data sheet"),
+    Gpu("l40s", 48 * _GB, 362.05 * _TERA, 733 * _TERA, 0.864 * _TB, "NVIDIA L40S data sheet", "pcie4"),
     Gpu("mi300x", 192 * _GB, 1307.4 * _TERA, 2614.9 * _TERA, 5.3 * _TB, "AMD Instinct MI300X data sheet"),
     Gpu("mi325x", 256 * _GB, 1307.4 * _TERA, 2614.9 * _TERA, 6.0 * _TB, "AMD Instinct MI325X data sheet"),
 )

@@ -26,7 +26,15 @@ _SPANS = 60
 _SHOWN = 20
 
 
-def figures(trace: Trace, cost: ComputeCost, hits: Longs, matches: Longs, lost: Longs | None, first: int) -> Figures:
+def figures(
+    trace: Trace,
+    cost: ComputeCost,
+    hits: Longs,
+    matches: Longs,
+    lost: Longs | None,
+    first: int,
+    loaded: Longs | None = None,
+) -> Figures:
     """Count the requests from number `first` on.
 
     Args:
@@ -36,6 +44,7 @@ def figures(trace: Trace, cost: ComputeCost, hits: Longs, matches: Longs, lost: 
         matches: int64 [R], tokens that an endless memory would reuse.
         lost: int64 [lines, R], or None where nobody asked why.
         first: First request that counts.
+        loaded: int64 [R], of the tokens reused those that were read back from lower tiers; None for none.
     """
     prompts, reused, endless = (a[first:].astype(np.float64) for a in (trace.prompt_tokens, hits, matches))
     total = max(1e-300, float(_computed(cost, prompts).sum()))
@@ -49,6 +58,7 @@ def figures(trace: Trace, cost: ComputeCost, hits: Longs, matches: Longs, lost: 
         endless_tokens=int(endless.sum()),
         endless_compute=float(_computed(cost, endless).sum()) / total,
         lost={line: tokens for line, tokens in lines.items() if tokens},
+        loaded_tokens=0 if loaded is None else int(loaded[first:].sum()),
     )
 
 

@@ -48,6 +48,7 @@ class Ledger:
 
     Attributes:
         hits: int64 [R], tokens reused.
+        loaded: int64 [R], of the tokens reused those that were read back from lower tiers of memory.
         lost: int64 [lines, R], tokens lost, in the order of `LINES`.
         memory: Memory over time.
         half: Counters when half of the requests had ended.
@@ -68,6 +69,7 @@ class Ledger:
         """
         requests = len(trace)
         self.hits: Longs = np.zeros(requests, dtype=np.int64)
+        self.loaded: Longs = np.zeros(requests, dtype=np.int64)
         self.lost: Longs = np.zeros((len(LINES), requests), dtype=np.int64)
         self.memory: list[Memory] = []
         self.half = Counters()
@@ -108,14 +110,15 @@ class Ledger:
             unknown: Line for tokens that an endless memory would reuse and the cache does not know.
         """
         tokens, lost = self._tokens[request], self.lost
-        if explanation.matched == length and explanation.hit_tokens == length - 1 and resends:
-            self.hits[request] = tokens - 1
+        own, reused = explanation.hit_tokens, explanation.hit_tokens + explanation.loaded_tokens
+        if explanation.matched == length and reused == length - 1 and resends:
+            self._reuse(request, tokens - 1, own * symbol if own < reused else tokens - 1)
             lost[_LAST, request] = 1
             return
-        hit = explanation.hit_tokens * symbol
+        hit = reused * symbol
         if hit == tokens:
             hit, lost[_LAST, request] = tokens - 1, 1
-        self.hits[request] = hit
+        self._reuse(request, hit, min(hit, own * symbol))
         known = tokens - 1 if explanation.matched == length else explanation.matched * symbol
         forgotten = self._matches[request] - known
         for loss in explanation.losses:
@@ -127,6 +130,10 @@ class Ledger:
                 lost[_EVICTED, request] += amount - 1
                 amount = 1
             lost[_LINE[loss.reason.value], request] += amount
+
+    def _reuse(self, request: int, hit: int, own: int) -> None:
+        """Of the `hit` tokens that are reused, `own` were in the device's memory."""
+        self.hits[request], self.loaded[request] = hit, hit - own
 
     def note(self, request: int, hit: int, kept: int, computed: int) -> None:
         """Write down what became of a prompt in an imitated engine.

@@ -20,6 +20,7 @@ from headway.replay.config import ReplayConfig
 from headway.replay.config.groups import checkpoint_blocks
 from headway.replay.config.scale import Scale, scale
 from headway.replay.run.ledger import Ledger, Progress
+from headway.replay.run.lower import LowerRun
 from headway.replay.trace.prefixes import Reading, answer_blocks, endless_matches, read_outputs
 from headway.tell.reasons import LINES
 
@@ -33,16 +34,35 @@ _FRESH, _LAST = 1 << 30, 3 << 29
 
 
 class OrderedRun:
-    """One replay under way; `ledger` is what it has found so far."""
+    """One replay under way; `ledger` is what it has found so far, and `lower` what lies below the memory, or None."""
 
     def __init__(
-        self, trace: Trace, sized: Scale, reading: Reading, matches: Longs, progress: Progress | None = None
+        self,
+        trace: Trace,
+        sized: Scale,
+        reading: Reading,
+        matches: Longs,
+        progress: Progress | None = None,
+        config: ReplayConfig | None = None,
     ) -> None:
+        """Prepare a run; `config` says what lies below the memory, by default nothing."""
         self._trace, self._scale, self._reading = trace, sized, reading
         self._tokens: list[int] = trace.prompt_tokens.tolist()
         self._outputs: list[int] = trace.answer_tokens.tolist()
         self._now = 0.0
         self._cache = PrefixCache(sized.cache, clock=lambda: self._now)
+        self.lower = (
+            LowerRun(
+                self._cache,
+                config.tiers,
+                sized.block_bytes,
+                config.roofline,
+                lambda: self._now,
+                timed=bool(trace.times[-1] > trace.times[0]),
+            )
+            if config is not None and config.tiers
+            else None
+        )
         self._held = checkpoint_blocks(self._cache.geometry)
         self._fresh = _FRESH
         self._resends = sized.cache.checkpoint_alignment == 1 and (
@@ -83,12 +103,17 @@ class OrderedRun:
         if (needed := cache.geometry.peak_blocks(stop)) > self._scale.cache.blocks:
             ledger.refuse(i, self._scale.bytes_of(needed))
             return
-        lease = cache.lease(Prompt(prompt, boundaries=self._boundaries(i, len(prompt))))
+        lease = self._begin(Prompt(prompt, boundaries=self._boundaries(i, len(prompt))))
         ledger.explain(i, lease.explanation, len(prompt), self._scale.symbol, resends=self._resends)
         if self._compute(lease, answer, stop):
             cache.finish([lease.row])
         else:  # what resuming there copies did not fit beside the answer: an engine would start over
             cache.abort([lease.row])
+
+    def _begin(self, prompt: Prompt) -> Lease:
+        if self.lower is None:
+            return self._cache.lease(prompt)
+        return self.lower.begin(prompt, self._cache.lookup(prompt), 0).lease
 
     def _compute(self, lease: Lease, answer: Ints, stop: int) -> bool:
         """Compute a request up to position `stop`. Returns False if it found no memory.

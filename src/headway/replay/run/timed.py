@@ -38,6 +38,7 @@ from headway.replay.config import ReplayConfig, Timing
 from headway.replay.config.groups import checkpoint_blocks
 from headway.replay.config.scale import Scale, scale
 from headway.replay.run.ledger import Ledger, Progress
+from headway.replay.run.lower import LowerRun
 from headway.replay.trace.prefixes import Reading, answer_blocks
 from headway.tell.latency import Latency, Percentiles, Wait
 from headway.tell.reasons import FORGOTTEN
@@ -67,6 +68,7 @@ class TimedRun:
     Attributes:
         ledger: Hits and losses so far, as of each request's first admission.
         scale: How the cache was sized.
+        lower: What lies below its memory, or None.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class TimedRun:
         engine = EngineConfig(
             max_batched_tokens=timing.step_tokens, max_running=timing.max_running, wait_tokens=timing.wait_tokens
         )
-        self._scheduler = Scheduler(cache, engine, clock=lambda: self._now)
+        tiers, size = config.tiers, self.scale.block_bytes
+        self.lower = LowerRun(cache, tiers, size, timing.roofline, lambda: self._now, timed=True) if tiers else None
+        self._scheduler = Scheduler(cache, engine, clock=lambda: self._now, lower=self.lower)
         self.ledger = Ledger(trace, matches, progress, cache.counters)
         self._held = checkpoint_blocks(cache.geometry)
         self._answers: dict[int, Ints] = {}
@@ -98,22 +102,25 @@ class TimedRun:
 
     def all(self) -> Latency:
         """Run every request. Returns what they waited for."""
-        scheduler, requests = self._scheduler, len(self._trace)
+        scheduler = self._scheduler
         self._sample()
-        while self._next < requests or not scheduler.idle:
+        while self._coming() < float("inf") or not scheduler.idle:
             self._arrive()
             scheduled = scheduler.schedule()
             self._take(scheduler.take_news())
+            self._wait_for_moves()
             if scheduled is not None:
                 self._compute(scheduled)
-            elif self._next < requests:
-                self._now = max(self._now, self._arrivals[self._next])
+            elif (coming := self._coming()) < float("inf"):
+                self._now = max(self._now, coming)
             else:
                 assert scheduler.idle, "requests are left, and none can run"
         self._sample()
         return self._latency()
 
     def _arrive(self) -> None:
+        if self.lower is not None:
+            self.lower.deliver()
         while self._next < len(self._trace) and self._arrivals[self._next] <= self._now:
             i = self._next
             tokens, answer = _tokens(self._trace, self._reading, i)
@@ -129,6 +136,17 @@ class TimedRun:
             boundaries = self.scale.boundaries(self._trace.marks(i).tolist(), len(tokens), len(tokens))
             request = GenerationRequest(tokens, len(answer), boundaries=boundaries)
             self._scheduler.add(RunningRequest.start(request, str(i), i, self._arrivals[i]))
+
+    def _coming(self) -> float:
+        """When a request arrives next, or what one waits for; infinite if nothing comes any more."""
+        arrival = self._arrivals[self._next] if self._next < len(self._trace) else float("inf")
+        return arrival if self.lower is None else min(arrival, self.lower.next_arrival)
+
+    def _wait_for_moves(self) -> None:
+        """Moves that stop the step take their time."""
+        if self.lower is not None:
+            self._now += self.lower.stopped
+            self.lower.stopped = 0.0
 
     def _compute(self, scheduled: ScheduledStep) -> None:
         step = scheduled.work.step
