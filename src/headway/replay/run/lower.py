@@ -136,7 +136,7 @@ class LowerRun(LowerTiers):
             timed: The clock moves: writing can fall behind.
         """
         super().__init__(cache)
-        self._clock, self._timed = clock, timed
+        self._clock, self._paced = clock, timed
         self._prefill = 0.0 if roofline is None else roofline.flops
         self._levels: list[_Level] = []
         self._waits: list[tuple[float, int, Fetch, _Arrived]] = []
@@ -151,7 +151,7 @@ class LowerRun(LowerTiers):
 
     def _take(self, level: _Level, spill: Spill) -> None:
         now = self._clock()
-        if self._timed and not level.stops_steps and level.written - now > _MOST_BEHIND:
+        if self._paced and not level.stops_steps and level.written - now > _MOST_BEHIND:
             level.skipped += not level.takes.remind(spill)
             return
         seconds = level.take(spill)
