@@ -52,6 +52,10 @@ def test_attention_alone_resumes_at_every_stretch_and_inside(store: Store) -> No
         assert t.positions(data) == [8, 16, 24, 32, 40, 44]
         assert t.positions(data, 0, 30) == [8, 16, 24, 30]
         assert t.load(data, 9, 30).position == 30
+        t.put(data, 46)
+        assert t.positions(data, 0, 42) == [8, 16, 24, 32, 40, 42]  # inside the rest of a checkpoint behind it
+        assert t.load(data, 9, 42).position == 42
+        assert t.positions(data, 42, 42) == []
     assert HYBRID.resumes_anywhere is False
 
 

@@ -376,10 +376,12 @@ class ObjectTiers:
                 if self.layout.resumes_anywhere and stop > floor and stop > number * size - size:
                     places.append(place(stop, "stretch", len(finder.chain), ()))
             for position in finder.positions(number * size, number * size + size):
-                own = finder.checkpoint(position)
+                own = finder.checkpoint(position) if position <= limit or number * size < limit else None
                 if own is not None:
                     linked = len(finder.chain)
                     places.append(place(min(position, limit), own[0], linked, own[1]))
+                    if position >= limit:
+                        break  # the first one that reaches the limit moves least
         return places
 
     def _lacking(self, folder: str, digests: PathDigests, position: int) -> list[Span]:
