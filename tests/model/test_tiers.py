@@ -5,7 +5,7 @@ stall, cut, alter, lie, fail and are full. Every read of an entry is checked aga
 of, on the device, in host memory and in objects; what stores really hold is judged from beside. Explanations add up,
 what is said of a tier is true, nothing leaks, and what is whole below is found.
 
-`HEADWAY_TIER_EXAMPLES` sets the number of examples (160 take 75 s of one core). `make slow` tries 50,000, or
+`HEADWAY_TIER_EXAMPLES` sets the number of examples (120 take about 70 s of one core). `make slow` tries 50,000, or
 `HEADWAY_SLOW_TIER_EXAMPLES`. A failure prints the steps that lead to it and the `HEADWAY_SEED` with which to run it
 again; threads take part, so now and then it takes several runs to see it again.
 """
@@ -29,7 +29,7 @@ from tests.model.worlds import Plan, plans
 
 from headway.tiers.faults import KINDS, Fault
 
-EXAMPLES = int(os.environ.get("HEADWAY_TIER_EXAMPLES", "160"))
+EXAMPLES = int(os.environ.get("HEADWAY_TIER_EXAMPLES", "120"))
 SLOW_EXAMPLES = int(os.environ.get("HEADWAY_SLOW_TIER_EXAMPLES", "50000"))
 
 _WHICH = st.integers(0, 7)
