@@ -24,6 +24,7 @@ from headway.engine import (
     StepWork,
     longest_servable,
 )
+from headway.engine.scheduling.lower import LowerTiers
 from headway.errors import ConfigError, RequestError
 from headway.runtime.interface import RowFault
 
@@ -327,8 +328,12 @@ def test_a_step_that_hangs_does_not_hold_up_a_close_with_a_limit():
 def test_an_engine_that_never_started_can_be_closed_twice():
     cache = PrefixCache(CacheConfig([FullAttention("full", 8)], 50, block_tokens=4))
     device = FakeDevice(cache.geometry, 50)
-    built = Engine(cache, device, EngineConfig(), model_facts(200))
+    closed: list[float] = []
+    lower = LowerTiers(cache)
+    lower.close = closed.append  # type: ignore[method-assign]
+    built = Engine(cache, device, EngineConfig(), model_facts(200), lower=lower)
     built.close()
+    assert closed == [0.0]
     device.close = lambda: pytest.fail("closed twice")  # type: ignore[method-assign]
     built.close()
     assert device.closed.is_set()

@@ -131,3 +131,10 @@ def test_a_reset_is_done_when_the_disk_is_empty(tmp_path: Path):
 def test_options_that_cannot_work_say_what_to_change(options: dict[str, object], told: str):
     with pytest.raises(ConfigError, match=told):
         TierOptions(**options)  # type: ignore[arg-type]
+
+
+def test_tiers_that_hold_nothing_are_refused_by_name(tmp_path: Path):
+    for tiers in (TierOptions(host_memory=1), TierOptions(disk=f"{tmp_path}/disk:1")):
+        name = "--disk" if tiers.below else "--host-memory"
+        with pytest.raises(ConfigError, match=f"{name}: 1 B"), engine("Qwen3Next", tmp_path, tiers, memory=8 << 20):
+            pass

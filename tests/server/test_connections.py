@@ -1,5 +1,6 @@
 """Clients that keep a server waiting, its end while requests run, and the name of each request."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -8,11 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.types import Receive, Scope, Send
 from tests.server.fakes import Running, running, served
 from tests.server.test_disconnect import Gate
 
-from headway.server.connections import make_server
+from headway.engine import EngineConfig
+from headway.engine.tier_options import TierOptions
+from headway.server.connections import DrainingServer, make_server
 from headway.server.logs import request_id, set_up_logging
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n"
@@ -164,3 +168,32 @@ def test_the_scheme_of_a_key_is_written_in_any_case(scheme: str, status: int):
     with running(api_key="sécret") as server:
         headers = {"Authorization": f"{scheme} sécret".encode()}
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
+
+
+class Writing:
+    """An engine that takes as long to end as its tiers may."""
+
+    def __init__(self, grace: float) -> None:
+        self.config = EngineConfig(tiers=TierOptions(tier_grace=grace))
+        self.waits: list[float] = []
+
+    def drain(self, timeout: float) -> bool:
+        return True
+
+    def close(self, timeout: float) -> bool:
+        self.waits.append(timeout)
+        return True
+
+
+def test_tiers_have_all_their_grace_to_be_written(monkeypatch: pytest.MonkeyPatch):
+    async def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", nothing)
+    engine = Writing(300.0)
+    server = DrainingServer(uvicorn.Config(lambda: None), engine, grace=1.0)  # type: ignore[arg-type]
+    asyncio.run(server.shutdown())
+    assert engine.waits[0] > 300
+    server.force_exit = True
+    asyncio.run(server.shutdown())
+    assert engine.waits[1] == 0

@@ -79,6 +79,16 @@ def test_a_namespace_and_everything_reach_every_tier_and_other_servers_objects()
         assert t.positions(data, name=theirs) == []
 
 
+def test_what_a_layout_is_called_outlives_a_reset() -> None:
+    store = MemoryStore()
+    with World((DISK, store)) as t:
+        t.put(tokens(60), 21)
+        until(lambda: any(name.endswith("/about") for name in store.objects))
+        t.tiers.reset().result(SECONDS)
+        assert left(store) == []
+        assert any(name.endswith("/about") for name in store.objects)
+
+
 def test_what_another_server_wrote_under_a_prefix_is_forgotten_though_it_was_never_looked_up() -> None:
     data, store, shared = tokens(60), MemoryStore(), tier("store", shared=True)
     with World((shared, store)) as t, World((shared, store)) as u:
@@ -209,4 +219,4 @@ def test_calls_from_many_threads() -> None:
         until(lambda: t.tiers.stats().staging_bytes == 0)
         t.tiers.reset().result(SECONDS)
         stats = t.tiers.stats()
-        assert (stats.tiers[0].used_bytes, stats.backlog_bytes, store.objects) == (0, 0, {})
+        assert (stats.tiers[0].used_bytes, stats.backlog_bytes, left(store)) == (0, 0, [])

@@ -156,7 +156,7 @@ def test_tiers_over_it_keep_their_promises(store: Store) -> None:
             assert loaded.position == 21
             assert {failure.reason for failure in loaded.failures} == {"missing"}
             u.tiers.reset().result(SECONDS)
-            assert list(store.names("")) == []
+            assert [item.name for item in store.names("") if not item.name.endswith("/about")] == []
 
 
 # ---- one by one

@@ -223,7 +223,10 @@ def _identity(source: str | None, drafts: DraftSource) -> bytes:
 def _host_blocks(config: EngineConfig, geometry: CacheGeometry) -> int:
     """Blocks in the host memory of every rank."""
     asked = config.tiers.host_memory
-    return 0 if asked is None else blocks_that_fit(asked, geometry)
+    try:
+        return 0 if asked is None else blocks_that_fit(asked, geometry)
+    except ConfigError as error:
+        raise ConfigError(f"--host-memory: {error}") from error
 
 
 def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) -> EngineConfig:

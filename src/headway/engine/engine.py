@@ -281,7 +281,7 @@ class Engine:
             self._wakeup.notify_all()
         if self._thread.ident is None:
             if not again:
-                self._executor.close()
+                self._release(0.0)
         elif self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -494,8 +494,12 @@ class Engine:
         for _, handle in left:
             handle.fail(error)
         wake_readers(handle for _, handle in left)
+        self._release(self.config.tiers.tier_grace if self._failure is None else 0.0)
+
+    def _release(self, grace: float) -> None:
+        """Let go of lower tiers, with `grace` seconds to write what is worth it, and of the device."""
         if self._scheduler.lower is not None:
-            self._scheduler.lower.close(self.config.tiers.tier_grace if self._failure is None else 0.0)
+            self._scheduler.lower.close(grace)
         self._executor.close()
 
     def _post(self, command: Callable[[], None]) -> bool:

@@ -11,6 +11,8 @@ from headway.engine.executor import Executor
 from headway.engine.scheduling.lower import LowerTiers
 from headway.engine.scheduling.object_moves import ObjectMoves, object_groups
 from headway.engine.tier_options import TierOptions
+from headway.errors import ConfigError
+from headway.sizes import format_bytes
 from headway.tiers import HostTier, ObjectLayout, ObjectTiers, store_key
 from headway.tiers.opening import disk_place, open_disk, open_store
 
@@ -53,12 +55,27 @@ def lower_tiers(
     layout = _layout(cache, executor, identity(), label)
     folder = None if options.disk is None else disk_place(options.disk)[0]
     key = store_key(Path(options.store_key) if options.store_key else None, folder)
+    if options.store is not None and options.store_key is None:
+        logger.warning(
+            "the key of the store is %s.key: only servers with --store-key and a copy of it share it", folder
+        )
+    _refuse_small(options, layout)
     tiers = [] if options.disk is None else [open_disk(options.disk)]
     tiers += [] if options.store is None else [open_store(options.store)]
     objects = ObjectTiers(layout, key, tiers)
     if not objects.scanned(_SCAN_SECONDS):
         logger.info("%s is still being looked through: what it holds is found as that goes on", folder)
     return LowerTiers(cache, host, objects, ObjectMoves(cache.geometry, executor), options.tier_write)
+
+
+def _refuse_small(options: TierOptions, layout: ObjectLayout) -> None:
+    """Refuse a disk that could not hold a single checkpoint."""
+    least = sum(layout.length(span) for span in layout.manifest_spans(1))
+    if options.disk is not None and (size := disk_place(options.disk)[1]) < least:
+        raise ConfigError(
+            f"--disk: {format_bytes(size)} hold no checkpoint of this model, the shortest has {format_bytes(least)}: "
+            f"give it more, better many times that"
+        )
 
 
 def _layout(cache: PrefixCache, executor: Executor, identity: bytes, label: str) -> ObjectLayout:

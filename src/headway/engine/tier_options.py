@@ -84,7 +84,9 @@ class TierOptions:
         if self.store_key is not None and not self.below:
             raise ConfigError("store_key is the key of disk and store, and there is neither: add --disk or --store")
         if self.store is not None and self.store_key is None and self.disk is None:
-            raise ConfigError("store: its servers need one key: give --store-key FILE, the same file to all of them")
+            raise ConfigError(
+                "a store needs one key for all its servers: give --store-key FILE, the same file to each of them"
+            )
         if not 0 <= self.tier_grace <= 3600:
             raise ConfigError(f"tier_grace is {self.tier_grace}, it must be from 0 to 3600 seconds")
 

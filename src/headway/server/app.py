@@ -82,7 +82,7 @@ def create_app(engine: Engine, tokenizer: TextTokenizer, options: ServerOptions)
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with view.sampling():
             yield
-        if not await asyncio.to_thread(engine.close, _LAST_STEP_SECONDS):
+        if not await asyncio.to_thread(engine.close, _LAST_STEP_SECONDS + engine.config.tiers.tier_grace):
             logger.error("the last step does not end: it is left behind")
         service.close()
         if recorder is not None:

@@ -137,7 +137,8 @@ class DrainingServer(uvicorn.Server):
         while not await asyncio.to_thread(self._engine.drain, min(_DRAIN_LOOK_SECONDS, self._grace)):
             if self.force_exit or loop.time() >= deadline:
                 break
-        await asyncio.to_thread(self._engine.close, 0.0 if self.force_exit else _LAST_STEP_SECONDS)
+        patience = _LAST_STEP_SECONDS + self._engine.config.tiers.tier_grace
+        await asyncio.to_thread(self._engine.close, 0.0 if self.force_exit else patience)
         hang_up = loop.call_later(_LINGER_SECONDS, self._hang_up)
         await super().shutdown(sockets)
         hang_up.cancel()

@@ -47,7 +47,9 @@ class DiskStore:
             os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             os.unlink(probe)
         except OSError as error:
-            raise ConfigError(f"the folder {self._root} cannot be written to: {error.strerror}") from error
+            raise ConfigError(
+                f"the folder {self._root} cannot be written to ({error.strerror}): give --disk one that can"
+            ) from error
 
     def read(self, name: str, buffer: memoryview) -> int:
         """See `Store.read`."""

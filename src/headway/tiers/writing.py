@@ -25,6 +25,7 @@ import msgspec
 
 from headway.tiers.catalogue import Catalogue, Entry
 from headway.tiers.objects import (
+    ABOUT,
     INDEX,
     MANIFEST,
     STRETCH,
@@ -391,7 +392,7 @@ class Writer:
         """Look at all that the store has there, whoever wrote it, and remove what is to be forgotten."""
         tier = self._tier
         listed = tier.call(lambda: list(tier.store.names(f"{folder}/")), size=1 << 32)
-        names = [item.name for item in listed]
+        names = [item.name for item in listed if not item.name.endswith(f"/{ABOUT}")]
         if data is not None and digests is not None:
             there = Catalogue(self._layout)
             for entry in read_records(tier, names, self._key):
