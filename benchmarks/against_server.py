@@ -90,9 +90,9 @@ def main() -> None:
         config = built.engine.cache.config
     log.write_text("\n".join(lines) + "\n")
     memory = config.blocks * config.geometry().block_bytes
-    model, _ = resolve_source(None)
+    _, model = resolve_source(None)
     for trace, more in ((recording, ""), (log, f" --tokenizer {model}")):
-        print(f"headway replay {trace}{more} --model {model} --memory {memory} --against {counters}")
+        print(f"headway replay {trace}{more} --model {model} --kv-dtype fp32 --memory {memory} --against {counters}")
 
 
 if __name__ == "__main__":

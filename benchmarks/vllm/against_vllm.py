@@ -91,8 +91,9 @@ def main() -> None:
         print(f"# {family}, vLLM {engine.vllm_version()}: {found}")
         pages = f"running={RUNNING},step_tokens={STEP},block_tokens={next(iter(found['groups'].values()))}"
         memory = found["blocks"] * found["page_bytes"]
+        states = "--state-dtype bf16 " if any(name.startswith("Mamba") for name in found["groups"]) else ""
         print(
-            f"headway replay {recording} --model {folder} --memory {memory} "
+            f"headway replay {recording} --model {folder} {states}--memory {memory} "
             f"--preset vllm-0.32,{pages} --against {counters}",
             flush=True,
         )

@@ -93,6 +93,7 @@ def test_tools_in_another_order() -> None:
     assert "the same tools come in another order than before" in on_fault(found[0])
     other = [chat(RULES, "q", tools=[tools[i % 4]]) for i in range(12)]
     assert faults(other) == [], "other tools are no other order"
+    assert faults([chat(words(90), "q", tools=[] if i % 2 else None) for i in range(12)]) == [], "nor are none"
 
 
 def test_old_messages_that_are_cut() -> None:

@@ -188,8 +188,8 @@ class ChatLog:
         """The first message, or the tools, in which the two requests differ."""
         ours, theirs = self._bodies[change.request], self._bodies[change.source]
         if ours.get("tools") != theirs.get("tools"):
-            same = sorted(map(_canonical, _tools(ours))) == sorted(map(_canonical, _tools(theirs)))
-            return _Fault("tools") if same else None
+            listed, before = (sorted(map(_canonical, _tools(body))) for body in (ours, theirs))
+            return _Fault("tools") if listed == before != [] else None
         a, b = _messages(theirs), _messages(ours)
         m = next((m for m, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), None)
         if m is None:
