@@ -622,7 +622,7 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "preempt")
+        self._end(rows, "preempt", over=False)
 
     @guarded
     def abort(self, rows: ArrayLike, reach: ArrayLike | None = None) -> None:
@@ -643,10 +643,16 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, None, None, BROKEN)
+        self._end(rows, None, None, BROKEN, over=False)
 
     def _end(
-        self, rows: ArrayLike, donate: str | None, reach: ArrayLike | None = None, first_phase: int = RUNNING
+        self,
+        rows: ArrayLike,
+        donate: str | None,
+        reach: ArrayLike | None = None,
+        first_phase: int = RUNNING,
+        *,
+        over: bool = True,
     ) -> None:
         which = longs("rows", rows).reshape(-1)
         ends = [FAR] * len(which) if reach is None else longs("reach", reach).reshape(-1).tolist()
@@ -656,7 +662,7 @@ class PrefixCache(Guarded):
         for row, end in zip(which.tolist(), ends, strict=True):
             if donate is not None and self._leases.phase.item(row) == RUNNING:
                 self._committer.donate(row, donate, end)
-            self._committer.close(row)
+            self._committer.close(row, over=over, answered=donate == "answer_end")
 
     # ---- wishes about what is kept
 
