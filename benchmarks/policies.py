@@ -197,7 +197,7 @@ class Bench:
         """What came of one row."""
         config = row.change(replace(self.config, memory=memory))
         result = replay_trace(self.trace, config, matches=self.matches)
-        seconds = {"refused": result.refused, "starved": result.starved, "seconds": round(result.seconds, 2)}
+        seconds = {"refused": result.refused, "seconds": round(result.seconds, 2)}
         return self._figures(result.whole) | seconds
 
     def estimate(self, memory: int) -> dict[str, Any]:

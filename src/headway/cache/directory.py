@@ -55,7 +55,7 @@ class Directory:
         tree, length = self._tree, len(prompt.tokens)
         at = tree.find(prompt.namespace, prompt.data)
         places = [] if self._floats else list(self._places(prompt, at))
-        goes_on = at.position == at.edge.end and not at.edge.children and at.position < length
+        goes_on = at.goes_on(length)
         limit, start = min(at.position, length - 1), at if at.position else Match(tree.root(prompt.namespace), 0)
         known = tree.follow(start, sequence[4 * start.position :])
         end = tree.enter(known, sequence[4 * known.position :])

@@ -385,7 +385,7 @@ class PrefixCache(Guarded):
         hit = self._true_now(hit, hit.prompt)
         if hit.tokens and hit.checkpoint is not None:
             at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
-            self._opener.resume(hit, at, hit.checkpoint)
+            self._opener.resume(hit, at, hit.checkpoint, goes_on=hit.at.goes_on(len(hit.prompt.tokens)))
             self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, True)
 
     @guarded

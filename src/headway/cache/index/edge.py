@@ -392,6 +392,10 @@ class Match(NamedTuple):
     edge: Edge
     position: int
 
+    def goes_on(self, length: int) -> bool:
+        """Whether a prompt of `length` tokens that leads here goes on from the end of a path, and nothing else does."""
+        return self.position == self.edge.end and not self.edge.children and self.position < length
+
     def common(self, anchor: Anchor) -> int:
         """Where this path and the one to `anchor` part, or the shorter of them ends. O(edges)."""
         edges = set(self.edge.path())

@@ -449,7 +449,7 @@ class Committer(Parts):
         leases.close(row)
         if record.anchor is None:
             return
-        if over and record.published:
+        if over and record.published and record.asked:
             self._tell_ended(record, computed, answered=answered)
         self.index.leave(record.anchor)
 

@@ -74,7 +74,7 @@ class Opener(Parts):
         plan: list[Place] = []
         places: list[Place] = []
         passed: list[Place] = []
-        goes_on = at.position == at.edge.end and not at.edge.children and at.position < len(prompt.tokens)
+        goes_on = hit.at.goes_on(len(prompt.tokens))  # now: what follows is entered below
         if prompt.no_store:
             anchor, rest = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b""
         else:
@@ -216,12 +216,12 @@ class Opener(Parts):
         if record.plan and record.plan[0].position == hit.tokens:
             checkpoint = self._keep_here(at, record.plan.pop(0).kind, parts, record.floor)
         if record.asked:
-            self.resume(hit, at, checkpoint)
+            self.resume(hit, at, checkpoint, goes_on=record.goes_on)
 
-    def resume(self, hit: Hit, at: Match, checkpoint: Checkpoint) -> None:
-        """A request resumes at `hit`, which is the place `at`, by `checkpoint`."""
+    def resume(self, hit: Hit, at: Match, checkpoint: Checkpoint, *, goes_on: bool) -> None:
+        """A request resumes at `hit`, which is the place `at`, by `checkpoint`; `goes_on` as in `Record`."""
         gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
-        self.index.resume(at, checkpoint, deepest=gone is None, goes_on=record.goes_on)
+        self.index.resume(at, checkpoint, deepest=gone is None, goes_on=goes_on)
 
     def _keep_here(self, at: Match, kind: str, parts: list[Section], floor: int) -> Checkpoint:
         """Keep a checkpoint at `at`, which one behind it serves, by `parts` of its blocks. Returns it."""
