@@ -299,9 +299,9 @@ def cells_of(folder: Folder, traces: list[str], models: list[str]) -> list[Cell]
 
 
 def show(cells: list[Cell]) -> None:
-    """Print the table as Markdown, and what it comes to."""
+    """Print the table as Markdown, and what it comes to. Shares are told where the estimate was run."""
     rows = [row for row in ROWS if any(row in cell.runs for cell in cells)]
-    print("| cell | memory | " + " | ".join(rows) + " | estimate | best row - adaptive | share |")
+    print("| cell | memory | " + " | ".join(rows) + " | best other row - adaptive | estimate | share |")
     print("| --- | ---: |" + " ---: |" * (len(rows) + 3))
     for cell in cells:
         best = max(cell.compute(row) for row in rows if row in cell.runs)
@@ -310,13 +310,14 @@ def show(cells: list[Cell]) -> None:
             text = f"{cell.compute(row):.1f}" if row in cell.runs else ""
             values.append(f"**{text}**" if text and cell.compute(row) > best - 0.05 else text)
         memory = f"{cell.runs['lru']['memory'] / 1e9:.3g} GB"
-        last = f"{cell.compute(_ESTIMATE):.1f} | {cell.behind:+.2f} | {cell.share:.0f}%"
-        print(f"| {cell.name} | {memory} | " + " | ".join(values) + f" | {last} |")
+        known = f"{cell.compute(_ESTIMATE):.1f} | {cell.share:.0f}%" if _ESTIMATE in cell.runs else " | "
+        print(f"| {cell.name} | {memory} | " + " | ".join(values) + f" | {cell.behind:+.2f} | {known} |")
     behind = [cell.behind for cell in cells] or [0.0]
-    kimi = [cell.share for cell in cells if "kimi" in cell.name]
     within = sum(value <= 0.5 for value in behind)
     print(f"\nat most 0.5 points behind: {within} of {len(cells)}; furthest behind: {max(behind):.2f}", end="; ")
-    print(f"mean: {np.mean(behind):+.2f}; share of the distance from LRU on Kimi-K3: {np.mean(kimi or [0]):.0f}%")
+    print(f"mean: {np.mean(behind):+.2f}")
+    if kimi := [cell.share for cell in cells if "kimi" in cell.name and _ESTIMATE in cell.runs]:
+        print(f"share of the distance from LRU to the estimate on Kimi-K3: {np.mean(kimi):.0f}%")
 
 
 def main() -> None:

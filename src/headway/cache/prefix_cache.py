@@ -622,7 +622,7 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, "preempt", over=False)
+        self._end(rows, "preempt")
 
     @guarded
     def abort(self, rows: ArrayLike, reach: ArrayLike | None = None) -> None:
@@ -643,22 +643,17 @@ class PrefixCache(Guarded):
         Raises:
             LeaseError: Misuse; nothing has changed.
         """
-        self._end(rows, None, None, BROKEN, over=False)
+        self._end(rows, None, None, BROKEN)
 
     def _end(
-        self,
-        rows: ArrayLike,
-        donate: str | None,
-        reach: ArrayLike | None = None,
-        first_phase: int = RUNNING,
-        *,
-        over: bool = True,
+        self, rows: ArrayLike, donate: str | None, reach: ArrayLike | None = None, first_phase: int = RUNNING
     ) -> None:
         which = longs("rows", rows).reshape(-1)
         ends = [FAR] * len(which) if reach is None else longs("reach", reach).reshape(-1).tolist()
         if len(ends) != len(which):
             raise LeaseError(f"give one position of `reach` for each of the {len(which)} leases, not {len(ends)}")
         self._leases.check_rows(which, first_phase, RUNNING)
+        over = donate != "preempt" and (donate is not None or first_phase == RUNNING)  # else it comes back, or failed
         for row, end in zip(which.tolist(), ends, strict=True):
             if donate is not None and self._leases.phase.item(row) == RUNNING:
                 self._committer.donate(row, donate, end)
