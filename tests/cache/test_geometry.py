@@ -201,7 +201,7 @@ def test_first_needed_is_the_first_token_that_anyone_to_come_can_see(position: i
         (lambda: CacheConfig([FullAttention("a", 4)], blocks=9, placement=("often",)), "known are"),
         (lambda: CacheConfig([FullAttention("a", 4)], blocks=9, placement=("interval:x",)), "interval:N"),
         (lambda: CacheConfig([FullAttention("a", 4)], blocks=9, placement="prompt_end"), "must be a list"),
-        (lambda: CacheConfig([FullAttention("a", 4)], blocks=9, eviction="random"), "'value', 'lru'"),
+        (lambda: CacheConfig([FullAttention("a", 4)], blocks=9, eviction="random"), "'adaptive', 'value'"),
         (lambda: CacheConfig([FullAttention("a", 4)], blocks=9, pin_share=1.5), "between 0 and 1"),
         (lambda: CacheConfig([FullAttention("a", 4)], blocks=9, checkpoint_alignment=0), "at least 1"),
     ],

@@ -157,7 +157,7 @@ def test_the_bound_in_bytes_holds_and_what_a_lease_resumes_from_stays(states: bo
     for seed in range(12):
         rng = random.Random(seed)
         groups = [FullAttention("full", 64), *([Recurrent("state", 512)] if states else [])]
-        bound = rng.choice([8_000, 12_000, 20_000])
+        bound = rng.choice([25_000, 35_000, 50_000])
         cache = PrefixCache(CacheConfig(groups, 400, block_tokens=4, index_bytes=bound, check=True))
         hits = 0
         for _ in range(60):

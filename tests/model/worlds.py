@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from headway.cache import (
+    EVICTIONS,
     CacheConfig,
     CacheGeometry,
     ChunkedLocal,
@@ -114,7 +115,7 @@ def worlds(draw: st.DrawFn) -> World:
         layout=layout,
         checkpoint_alignment=draw(st.sampled_from([1, 1, 2, 4])),
         placement=draw(st.sampled_from(_PLACEMENTS)),
-        eviction=draw(st.sampled_from(["value", "lru", "greedy-dual"])),
+        eviction=draw(st.sampled_from(EVICTIONS)),
         exports_inside=draw(st.booleans()),
         max_leases=draw(st.sampled_from([1, 2, 8])),
         pin_seconds=PIN_SECONDS,

@@ -137,7 +137,7 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
         (("--salt-by-key",), "there is no key: add --api-key"),
         (("--api-key", ""), "is empty"),
         (("--api-key", "k", "--salt-by-key", "--record", "x", "--record-form", "tokens"), "record hashes"),
-        (("--eviction", "fifo"), "it must be one of value, lru, greedy-dual"),
+        (("--eviction", "fifo"), "it must be one of adaptive, value, shared-value, lru, greedy-dual"),
         (("--host", "no.such.host.invalid"), "no address"),
         (("--record-form", "tokens"), "nothing is recorded: add --record FILE"),
         (("--kv-events-config", "{}"), 'publishes nothing without "enable_kv_cache_events": true'),

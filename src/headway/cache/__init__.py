@@ -4,6 +4,7 @@ Start with `PrefixCache` and `CacheConfig`; `docs/cache-api.md` has a worked exa
 """
 
 from headway.cache.config import CacheConfig
+from headway.cache.directory import Directory
 from headway.cache.index.below import Below, BelowLoss
 from headway.cache.index.displaced import Displaced
 from headway.cache.index.events import (
@@ -24,7 +25,16 @@ from headway.cache.index.usage import Counters
 from headway.cache.lease.step import StateExport, Step
 from headway.cache.lease.table import MOST_SAMPLED, Lease
 from headway.cache.lease.wish import Outcome, Wish
-from headway.cache.policy.eviction import EVICTIONS, Candidate, EvictionPolicy, GreedyDual, Lru, Value
+from headway.cache.policy.eviction import (
+    EVICTIONS,
+    Adaptive,
+    Candidate,
+    EvictionPolicy,
+    GreedyDual,
+    Lru,
+    SharedValue,
+    Value,
+)
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.prefix_cache import CacheStats, PrefixCache, ResetReport
 from headway.cache.shape.geometry import CacheGeometry, GroupGeometry, TableGeometry, TableKind
@@ -44,6 +54,7 @@ __all__ = [
     "DEFAULT_PLACEMENT",
     "EVICTIONS",
     "MOST_SAMPLED",
+    "Adaptive",
     "Below",
     "BelowLoss",
     "CacheConfig",
@@ -56,6 +67,7 @@ __all__ = [
     "ChunkedLocal",
     "ComputeCost",
     "Counters",
+    "Directory",
     "Displaced",
     "Event",
     "Evicted",
@@ -84,6 +96,7 @@ __all__ = [
     "ResetReport",
     "ResidentGrown",
     "ResidentShrunk",
+    "SharedValue",
     "SlidingWindow",
     "Spill",
     "StateExport",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from headway.cache.index.reclaim import Retention
 from headway.cache.index.tree import CHECKPOINT_BYTES, EDGE_BYTES, token_bytes
-from headway.cache.policy.eviction import EvictionPolicy, eviction_policy
+from headway.cache.policy.eviction import Adaptive, EvictionPolicy, eviction_policy
 from headway.cache.policy.placement import DEFAULT_PLACEMENT, check_placement
 from headway.cache.shape.checks import MOST_BLOCKS, check_float, check_whole
 from headway.cache.shape.geometry import CacheGeometry
@@ -31,7 +31,7 @@ class CacheConfig:
         checkpoint_alignment: States can be exported at multiples of this only. A donated state (end of an answer,
             preemption) is the running one and may lie anywhere.
         placement: Kinds of position that get a checkpoint, see `headway.cache.policy.placement`.
-        eviction: "value", "lru", "greedy-dual", or a policy object.
+        eviction: "adaptive", "value", "shared-value", "lru", "greedy-dual", or a policy object.
         cost: What computing tokens costs; ranks what to keep.
         exports_inside: The model can export states inside a chunk, so prefill need not stop at checkpoints.
         max_leases: Running requests for which room is made at once; grows when needed.
@@ -60,7 +60,7 @@ class CacheConfig:
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     checkpoint_alignment: int = 1
     placement: Sequence[str] = DEFAULT_PLACEMENT
-    eviction: str | EvictionPolicy = "value"
+    eviction: str | EvictionPolicy = "adaptive"
     cost: ComputeCost = field(default_factory=ComputeCost)
     exports_inside: bool = False
     max_leases: int = 64
@@ -117,6 +117,9 @@ class CacheConfig:
         tables = self.geometry().prefix_tables
         full = self.blocks * max((table.span for table in tables), default=1024)
         tokens = 4 * full + 65536 if self.history_tokens is None else self.history_tokens
-        known, kept = 4 * token_bytes(tables) * full + 16 * 2**20, self.blocks * (EDGE_BYTES + CHECKPOINT_BYTES)
+        policy, edges, each = eviction_policy(self.eviction), 16 * 2**20, EDGE_BYTES + CHECKPOINT_BYTES
+        if isinstance(policy, Adaptive):  # its shadows take as much again, on edges and for what they keep
+            edges, each = 2 * edges, 2 * each
+        known, kept = 4 * token_bytes(tables) * full + edges, self.blocks * each
         sizes = (known, known + kept) if self.index_bytes is None else (self.index_bytes, self.index_bytes)
-        return Retention(eviction_policy(self.eviction), self.cost, clock, self.pin_share, tokens, *sizes)
+        return Retention(policy, self.cost, clock, self.pin_share, tokens, *sizes)

@@ -34,6 +34,8 @@ def check(index: PrefixIndex, leases: LeaseTable) -> None:
     assert tree.pins == sum(len(edge.pins) for edge in edges), "wrong count of pins"
     kept = sum(not one.floats for edge in edges for one in edge.checkpoints)
     assert tree.checkpoints == kept, "wrong count of checkpoints"
+    for shadow in index.reclaim.shadows.each if index.reclaim.shadows else ():
+        shadow.check(edges)
     sizes = sum(one.blocks for edge in edges for one in edge.checkpoints)
     assert tree.checkpoint_blocks == sizes, "wrong count of block ids in checkpoints"
 

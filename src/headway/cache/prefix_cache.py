@@ -385,7 +385,7 @@ class PrefixCache(Guarded):
         hit = self._true_now(hit, hit.prompt)
         if hit.tokens and hit.checkpoint is not None:
             at = self._index.place(hit.prompt.namespace, hit.at, hit.tokens)
-            self._opener.resume(hit, at, hit.checkpoint)
+            self._opener.resume(hit, at, hit.checkpoint, goes_on=hit.at.goes_on(len(hit.prompt.tokens)))
             self._index.mark_elsewhere(at, hit.tokens, hit.checkpoint, True)
 
     @guarded
@@ -653,10 +653,11 @@ class PrefixCache(Guarded):
         if len(ends) != len(which):
             raise LeaseError(f"give one position of `reach` for each of the {len(which)} leases, not {len(ends)}")
         self._leases.check_rows(which, first_phase, RUNNING)
+        over = donate != "preempt" and (donate is not None or first_phase == RUNNING)  # else it comes back, or failed
         for row, end in zip(which.tolist(), ends, strict=True):
             if donate is not None and self._leases.phase.item(row) == RUNNING:
                 self._committer.donate(row, donate, end)
-            self._committer.close(row)
+            self._committer.close(row, over=over, answered=donate == "answer_end")
 
     # ---- wishes about what is kept
 

@@ -153,9 +153,9 @@ class EngineConfig:
         option(_CACHE, "Which positions get a checkpoint, separated by commas; interval:N for every N tokens."),
         Written(_kinds, ",".join),
     ] = DEFAULT_PLACEMENT
-    eviction: Annotated[str, option(_CACHE, "What goes first when memory runs out: value, lru or greedy-dual.")] = (
-        "value"
-    )
+    eviction: Annotated[
+        str, option(_CACHE, "What goes first when memory runs out: adaptive, value, shared-value, lru or greedy-dual.")
+    ] = "adaptive"
     checkpoint_alignment: Annotated[int, option(_CACHE, "Checkpoints lie at multiples of this many tokens.")] = 1
     pin_share: Annotated[float, option(_CACHE, "Largest share of the cache that pins may protect, from 0 to 1.")] = 0.5
     pin_seconds: Annotated[float, option(_CACHE, "Longest time of a pin, and that of one that names no time.")] = 3600.0

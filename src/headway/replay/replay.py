@@ -49,7 +49,8 @@ def replay_trace(
         trace: The trace.
         config: Model, memory and policies.
         matches: What `endless_matches` gave for this trace and reading, to compare many configurations.
-        clairvoyant: Compute as well what knowing the future would reach.
+        clairvoyant: Estimate as well what knowing the future would reach: by a heuristic, or what this run itself
+            reached, if that saved more compute.
         progress: Called now and then.
 
     Raises:
@@ -67,11 +68,12 @@ def replay_trace(
     below = sum(tier.memory for tier in config.tiers)
     bound = replace(config, tiers=(), memory=config.memory + below) if below and config.memory else config
     hits, half = clairvoyant_hits(trace, bound, matches, reading), len(trace) // 2
-    return replace(
-        result,
-        clairvoyant=figures(trace, config.cost, hits, matches, None, 0),
-        second_half_clairvoyant=figures(trace, config.cost, hits, matches, None, half),
-    )
+    whole, second = (figures(trace, config.cost, hits, matches, None, first) for first in (0, half))
+    if result.whole.compute_saved > whole.compute_saved:
+        whole = replace(result.whole, lost={})
+    if result.second_half.compute_saved > second.compute_saved:
+        second = replace(result.second_half, lost={})
+    return replace(result, clairvoyant=whole, second_half_clairvoyant=second)
 
 
 def _without(

@@ -350,7 +350,7 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
     for line in _told_below(built):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"  checkpoints at: {', '.join(config.placement)}")
-    console.print(f"  evicted by {config.eviction}")
+    console.print(f"  eviction: {config.eviction}")
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     if console.quiet:

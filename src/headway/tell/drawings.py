@@ -21,6 +21,7 @@ from headway.tell.run import RunRecord
 from headway.tell.sentences import format_seconds
 
 __all__ = [
+    "capacity",
     "memory_curve",
     "memory_sizes",
     "prefixes",
@@ -146,6 +147,30 @@ def memory_sizes(found: Comparison) -> str:
         axes.set_ylabel("tokens reused")
         axes.set_ylim(0, min(1.0, 1.15 * ceiling + 0.01))
         _legend(axes, len(lines))
+    return drawing.svg
+
+
+def capacity(run: RunRecord) -> str:
+    """Hit rate over memory, for least recently used and for the default policy, with this run as a dot."""
+    with _drawing("capacity", 3.4) as drawing:
+        axes, points, whole = drawing.axes, run.result.capacity, run.result.whole
+        sizes = [point.memory for point in points]
+        axes.plot(sizes, [point.lru_tokens for point in points], "-", color=_LINES[1], label="least recently used")
+        own = [point.tokens for point in points if point.tokens is not None]
+        if len(own) == len(points):
+            axes.plot(sizes, own, "-", color=_REUSED, label="adaptive, the default")
+        axes.plot([run.memory or 0], [whole.token_hit_rate], "o", color=_INK, label="this run")
+        ceiling = whole.endless_tokens / max(1, whole.prompt_tokens)
+        axes.axhline(ceiling, color=_INK, linewidth=1, linestyle=":", label="endless memory")
+        axes.set_xscale("log")
+        axes.set_xticks(sizes[::2], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(size, 1000).replace(".0 ", " ")))
+        axes.set_xlabel("memory of one rank")
+        axes.yaxis.set_major_formatter(_PERCENT)
+        axes.set_ylabel("tokens reused")
+        axes.set_ylim(0, min(1.0, 1.15 * ceiling + 0.01))
+        _legend(axes, 4)
     return drawing.svg
 
 

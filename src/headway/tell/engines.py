@@ -114,8 +114,8 @@ def _headway(setup: Setup) -> str:
     parts += ["--store URL"] if setup.values.get("store", "0") != "0" else []
     placement = setup.values.get("placement", ",".join(DEFAULT_PLACEMENT))
     parts += [f"--placement {placement}"] if placement != ",".join(DEFAULT_PLACEMENT) else []
-    eviction = setup.values.get("eviction", "value")
-    parts += [f"--eviction {eviction}"] if eviction != "value" else []
+    eviction = setup.values.get("eviction", "adaptive")
+    parts += [f"--eviction {eviction}"] if eviction != "adaptive" else []
     running = setup.memory and fewer_running(setup.memory, _HEADWAY_RUNNING, setup.state_bytes, SLOTS["headway"])
     parts += [f"--max-running {running}"] if running and running < _HEADWAY_RUNNING else []
     return " ".join(parts)

@@ -15,6 +15,7 @@ from headway.tell.latency import Latency, TimeSaved
 from headway.tell.prompt_faults import PromptFault
 
 __all__ = [
+    "CapacityPoint",
     "Figures",
     "GroupSize",
     "Kind",
@@ -240,6 +241,25 @@ class TierUse:
 
 
 @dataclass(frozen=True)
+class CapacityPoint:
+    """What a size of memory reuses, as shares of the whole trace.
+
+    Attributes:
+        memory: Bytes of one rank.
+        lru_tokens: Prompt tokens reused, least recently used.
+        lru_compute: Compute saved, least recently used.
+        tokens: Prompt tokens reused by the default policy; None if nobody asked.
+        compute: Compute saved by it.
+    """
+
+    memory: int
+    lru_tokens: float
+    lru_compute: float
+    tokens: float | None = None
+    compute: float | None = None
+
+
+@dataclass(frozen=True)
 class ReplayResult:
     """What a replay found.
 
@@ -266,6 +286,7 @@ class ReplayResult:
         refused_tokens: Prompt tokens of the requests that were refused.
         needed: Bytes of one rank for the cache with which none of them would have been refused; 0 where none was.
         tiers: What each tier of lower memory did, the fastest first.
+        capacity: What other sizes of memory reuse, ascending; empty if nobody asked.
     """
 
     trace: str
@@ -290,6 +311,7 @@ class ReplayResult:
     refused_tokens: int = 0
     needed: int = 0
     tiers: list[TierUse] = field(default_factory=list)
+    capacity: list[CapacityPoint] = field(default_factory=list)
 
     @property
     def seconds_of_trace(self) -> float:

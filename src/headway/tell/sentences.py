@@ -11,6 +11,7 @@ from headway.tell.run import RunRecord
 
 __all__ = [
     "format_seconds",
+    "on_capacity",
     "on_checkpoints",
     "on_growth",
     "on_making",
@@ -186,6 +187,19 @@ _CAUSES = {
     "filling": "The memory was not full at first: trust the later figures more.",
     "memory": "The memory is full, and most of what is lost was evicted: the traffic outgrows it.",
 }
+
+
+def on_capacity(run: RunRecord) -> str:
+    """The least memory of the curve that gives nearly what the most of it gives."""
+    curve = run.result.capacity
+    points = [(point.memory, point.lru_tokens if point.tokens is None else point.tokens) for point in curve]
+    most = max(rate for _, rate in points)
+    enough, rate = next((memory, rate) for memory, rate in points if rate >= 0.95 * most)
+    return (
+        f"Replayed in tokens alone, {format_bytes(enough, 1000)} per rank would reuse {rate:.1%} of the tokens, nearly "
+        f"as much as {format_bytes(points[-1][0], 1000)} ({points[-1][1]:.1%}). A run at a size reuses within about a "
+        f"point of its figure here."
+    )
 
 
 def on_time(facts: RunFacts) -> str:

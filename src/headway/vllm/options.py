@@ -22,7 +22,7 @@ class Options:
     """What a user can choose. The defaults need no tuning.
 
     Attributes:
-        eviction: "value", "lru" or "greedy-dual".
+        eviction: "adaptive", "value", "shared-value", "lru" or "greedy-dual".
         placement: Kinds of position that get a checkpoint.
         alignment: Checkpoints lie at multiples of this alone.
         pins: Requests may pin their prompts, and name breakpoints.
@@ -32,7 +32,7 @@ class Options:
         check: Check every invariant of the cache after every call (slow; to find faults).
     """
 
-    eviction: str = "value"
+    eviction: str = "adaptive"
     placement: Sequence[str] = DEFAULT_PLACEMENT
     alignment: int = 1
     pins: bool = True

@@ -234,7 +234,7 @@ def test_flags() -> None:
     }
     fp8 = flags(Setup("llama", plain | {"kv_dtype": "fp8"}, None, None, 0, 1.0, 0.5, 16))
     assert fp8["Headway"] == UNSERVED
-    shared = flags(Setup("kimi", plain | {"tp": 8, "dcp": 4, "eviction": "value"}, 20 * GB, None, 9, 1.0, 0.5, 16))
+    shared = flags(Setup("kimi", plain | {"tp": 8, "dcp": 4, "eviction": "adaptive"}, 20 * GB, None, 9, 1.0, 0.5, 16))
     assert shared["Headway"] == "headway serve kimi --tp 8 --dcp 4 --memory 20000000000"
     default = flags(Setup("llama", plain | {"placement": ",".join(DEFAULT_PLACEMENT)}, None, None, 9, 1.0, 0.5, 16))
     assert "--placement" not in default["Headway"]

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,7 @@ class Checkpoint:
         born: Tick of its birth.
         hits: Leases that resumed from it.
         missed: Leases that would have, had it (or one at its place before) not gone.
+        shared: Of both those that did not just go on where the latest lease had ended.
         used: Tick of the last use (or of its birth).
         age: Eviction policy's clock at the last use.
         entry: Number of its valid entry in the eviction queue; -1 when it is not queued.
@@ -85,6 +86,7 @@ class Checkpoint:
         spilled: Position up to which what it gives was told as about to be evicted.
         elsewhere: A faster memory has a copy of it: as long as that lasts, nothing is lost with this one.
         base: Position that a request could resume at without it, in the memory that it was moved from.
+        told: The shadows have heard of the request that left it.
     """
 
     position: int
@@ -95,6 +97,7 @@ class Checkpoint:
     born: int = 0
     hits: int = 0
     missed: int = 0
+    shared: int = 0
     used: int = 0
     age: float = 0.0
     entry: int = -1
@@ -104,6 +107,7 @@ class Checkpoint:
     spilled: int = 0
     elsewhere: bool = False
     base: int = 0
+    told: bool = False
     floats: bool = field(init=False)
     blocks: int = field(init=False)
 
@@ -141,6 +145,7 @@ class LostCheckpoint:
         cause: Why; None for one that was not taken.
         born: Tick of its birth.
         uses: How often it was wanted, before and since.
+        shared: Of these the uses that `Checkpoint.shared` counts.
     """
 
     position: int
@@ -149,6 +154,7 @@ class LostCheckpoint:
     cause: str | None
     born: int
     uses: int
+    shared: int = 0
 
 
 class Trim(NamedTuple):
@@ -210,6 +216,7 @@ class Edge:
         resident_children: Children that have anything resident.
         trim: When what lies behind the resident end went, in models without checkpoints.
         reach: No checkpoint on it or behind it serves a position before its own and before this one.
+        shades: What each shadow of the tree holds of it.
     """
 
     parent: Edge | None
@@ -229,6 +236,7 @@ class Edge:
     resident_children: int = 0
     trim: Trim | None = None
     reach: int = FAR
+    shades: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Nothing of it is resident or computed yet."""
@@ -383,6 +391,10 @@ class Match(NamedTuple):
 
     edge: Edge
     position: int
+
+    def goes_on(self, length: int) -> bool:
+        """Whether a prompt of `length` tokens that leads here goes on from the end of a path, and nothing else does."""
+        return self.position == self.edge.end and not self.edge.children and self.position < length
 
     def common(self, anchor: Anchor) -> int:
         """Where this path and the one to `anchor` part, or the shorter of them ends. O(edges)."""

@@ -13,8 +13,10 @@ from headway.cache.index.edge import Anchor, Checkpoint, Edge, Match, Section
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.reclaim import Reclaimer, Retention
 from headway.cache.index.residency import Residency
+from headway.cache.index.shadow import EndedRequest
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Learned, Usage
+from headway.cache.policy.placement import Place
 from headway.cache.shape.geometry import CacheGeometry, Ids
 
 __all__ = ["PrefixIndex"]
@@ -167,9 +169,9 @@ class PrefixIndex:
         if at.edge.checkpoint_at(at.position) is None and at.position not in at.edge.lost:
             self.usage.pass_over(at, kind)
 
-    def resume(self, at: Match, position: int, checkpoint: Checkpoint, *, deepest: bool) -> None:
-        """A lease resumes at `position` of the path to `at`, by `checkpoint`; `deepest`: none has gone behind it."""
-        self.usage.resume(at, position, checkpoint, deepest=deepest)
+    def resume(self, at: Match, checkpoint: Checkpoint, *, deepest: bool, goes_on: bool) -> None:
+        """A lease resumes on the path to `at`, by `checkpoint`; see `Usage.resume`."""
+        self.usage.resume(at, checkpoint, deepest=deepest, goes_on=goes_on)
         if not checkpoint.floats:
             self.reclaim.queue.push(checkpoint)
 
@@ -186,6 +188,12 @@ class PrefixIndex:
             if one.elsewhere != elsewhere:
                 one.elsewhere = elsewhere
                 self.reclaim.queue.push(one)
+
+    def ended(self, anchor: Anchor, limit: int, total: int, places: Sequence[Place], *, goes_on: bool) -> None:
+        """The request of a lease has ended, see `EndedRequest`: shadows hear of it."""
+        if self.reclaim.shadows is not None and 0 < total <= anchor.position:
+            edges = [edge for edge in anchor.edge.path() if edge.start < total]
+            self.reclaim.request_ended(EndedRequest(edges, limit, total, places, goes_on))
 
     def make_room(self, blocks: int) -> bool:
         """Evict until `blocks` are free. Returns whether they are."""

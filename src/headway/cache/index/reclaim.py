@@ -27,9 +27,10 @@ from headway.cache.index.held import HeldBlocks, held_blocks
 from headway.cache.index.pins import Pins
 from headway.cache.index.pool import BlockPool
 from headway.cache.index.residency import Residency
+from headway.cache.index.shadow import EndedRequest, Shadows
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage, count
-from headway.cache.policy.eviction import Candidate, EvictionPolicy, EvictionQueue
+from headway.cache.policy.eviction import Adaptive, Candidate, EvictionPolicy, EvictionQueue
 from headway.cache.shape.geometry import CacheGeometry, Ids
 from headway.cache.shape.spec import ComputeCost
 
@@ -81,6 +82,7 @@ class Reclaimer:
         queue: What can be evicted, by priority.
         pins: What must stay.
         take: Told what is about to be evicted, or None.
+        shadows: What the policies that are compared would keep, where there are several.
     """
 
     def __init__(
@@ -102,6 +104,10 @@ class Reclaimer:
         self._span = geometry.least_span
         self.queue: EvictionQueue[Checkpoint] = EvictionQueue(self._candidate, keep.policy)
         self.pins = Pins(tree, pool, share=keep.pin_share, clock=keep.clock)
+        self.shadows: Shadows | None = None
+        if isinstance(keep.policy, Adaptive):
+            self.shadows = Shadows(keep.policy, geometry, keep.cost)
+            tree.lay(self.shadows.each)
         self._history: OrderedDict[Edge, None] = OrderedDict()
         self._spare: dict[Checkpoint, None] = {}
         self.take: Callable[[Spill], None] | None = None
@@ -139,6 +145,26 @@ class Reclaimer:
         checkpoint.spare = True
         self._spare[checkpoint] = None
 
+    def request_ended(self, request: EndedRequest) -> None:
+        """Let the shadows hear of a request; what the one that is followed drops or takes is queued anew."""
+        if self.shadows is None:
+            return
+        if self.shadows.ended(request, self._pool.available):
+            self.queue.restart()
+        for edge, position in self.shadows.dropped:
+            self._review(edge.checkpoint_at(position))
+        if not self._tree.floats:
+            for place in request.places:
+                edge = next(edge for edge in request.edges if edge.start < place.position)
+                checkpoint = edge.checkpoint_at(place.position)
+                if checkpoint is not None and not checkpoint.told:
+                    checkpoint.told = True
+                    self._review(checkpoint)
+
+    def _review(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None and checkpoint.entry >= 0:
+            self.queue.push(checkpoint)
+
     def reduce(self, checkpoint: Checkpoint) -> None:
         """Let a checkpoint hold what it needs and no more."""
         if self._spare.pop(checkpoint, True) is None:
@@ -151,16 +177,18 @@ class Reclaimer:
             return None
         edge, blocks, position, kind = item.edge, item.blocks, item.position, item.kind
         keep = self._fallback(item, 1)
-        if edge.busy == 0 and edge.resident_children == 0 and position > keep and edge.checkpoints[-1] is item:
+        last = edge.checkpoints[-1] is item
+        if last and edge.busy == 0 and edge.resident_children == 0 and position > keep:
             blocks = max(1, blocks + self._residency.would_free(edge, keep))  # even 0: others wait behind it
         if blocks == 0:
             return None
         if item.elsewhere:
-            return Candidate(kind, position, 0, 0.0, 0.0, blocks, 0, 0.0)
+            return Candidate(kind, position, 0, 0.0, 0.0, blocks, 0, 0.0, kept=False)
         now, used, uses = self._usage.learned.ticks, item.used, item.uses
         rate = self._usage.reuse.rate(kind, uses, now - (used if item.floats else item.born), now - used)
         saved = self.keep.cost.between(max(keep, item.base), position)
-        return Candidate(kind, position, uses, rate, saved, blocks, used, item.age)
+        kept = not (item.told or item.floats) or self.shadows is None or self.shadows.keeps(edge, position)
+        return Candidate(kind, position, uses, rate, saved, blocks, used, item.age, item.shared, not last, kept)
 
     def _fallback(self, item: Checkpoint, blocks: int) -> int:
         """Where a request that `item` serves would resume once it is gone, or has moved back by `blocks`."""
@@ -187,7 +215,7 @@ class Reclaimer:
             count(self._usage.counters.evicted_unused, item.kind)
         self._spare.pop(item, None)
         self._residency.remove(item, cause)
-        lost = LostCheckpoint(item.position, item.kind, self.keep.clock(), cause, item.born, item.uses)
+        lost = LostCheckpoint(item.position, item.kind, self.keep.clock(), cause, item.born, item.uses, item.shared)
         self._tree.remember(item.edge, lost)
 
     def _trim(self, edge: Edge, keep: int, cause: str) -> None:

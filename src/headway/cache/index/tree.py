@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -60,6 +60,22 @@ early."""
 
 
 Placed = TypeVar("Placed", Checkpoint, Pin, Anchor)
+
+
+class _Laid(Protocol):
+    """Who lays something of its own on every edge, which moves with it."""
+
+    shade_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes beside `shade_bytes` on every edge."""
+
+    def shade(self, edge: Edge) -> Any:
+        """What is laid on a new edge: it has `split(upper, position)`, which gives the upper half's."""
+
+    def cut(self, shade: Any, keep: int) -> None:
+        """The edge of `shade` is forgotten from `keep` on."""
 
 
 def _divide(items: Sequence[Placed], position: int) -> tuple[list[Placed], list[Placed]]:
@@ -131,6 +147,7 @@ class PrefixTree:
         self._edge_bytes = EDGE_BYTES + _RUN_BYTES * len(self.tables) + self._token_bytes * lookahead
         self._pool = pool
         self._key_bytes = 4 * (lookahead + 1)
+        self._shadows: tuple[_Laid, ...] = ()
         self._nowhere = Edge(None, 0, 0, array("i"), ())
 
     def __getstate__(self) -> dict[str, object]:
@@ -160,7 +177,13 @@ class PrefixTree:
         roots = len(self.roots) * (self._edge_bytes + 2 * NAMESPACE_BYTES)
         marks = _LOST_BYTES * self.losses + CHECKPOINT_BYTES * self.checkpoints + _PIN_BYTES * self.pins
         marks += 4 * self.checkpoint_blocks
+        marks += sum([shadow.nbytes for shadow in self._shadows])
         return roots + self._edge_bytes * self.edge_count + self._token_bytes * self.tokens + marks
+
+    def lay(self, shadows: Sequence[_Laid]) -> None:
+        """Let `shadows` lay something on every edge, before there is any."""
+        self._shadows = tuple(shadows)
+        self._edge_bytes += sum(shadow.shade_bytes for shadow in shadows)
 
     # ---- finding
 
@@ -318,6 +341,7 @@ class PrefixTree:
         edge.trim = edge.trim if edge.computed > edge.resident else None
 
         self._split_checkpoints(upper, edge, position)
+        upper.shades = [shade.split(upper, position) for shade in edge.shades]
         upper.lost = {at: edge.lost.pop(at) for at in list(edge.lost) if at <= position}
         upper.pins, edge.pins = _divide(edge.pins, position)
         upper.anchors, edge.anchors = _divide(edge.anchors, position)
@@ -339,6 +363,8 @@ class PrefixTree:
             del edge.parent.children[self.key(edge.text)]
             self.edge_count -= 1
             self._drop_unused(edge.parent)
+        for shadow, shade in zip(self._shadows, edge.shades, strict=True):
+            shadow.cut(shade, keep)
         self.tokens -= edge.end - keep
         del edge.text[keep - edge.start + self.lookahead :]
         edge.end = keep
@@ -365,6 +391,7 @@ class PrefixTree:
         runs = tuple(array("i") for _ in self.tables)
         edge = Edge(parent, start, start + len(text) - self.lookahead, text, runs)
         self.edge_count += 1
+        edge.shades = [shadow.shade(edge) for shadow in self._shadows]
         if self.floats:
             edge.add_checkpoint(Checkpoint(start, PATH, (), edge))
         return edge

@@ -93,7 +93,7 @@ class Usage:
         """
         checkpoint.age = self._policy.clock
         lost = self._tree.forget_lost(checkpoint.edge, checkpoint.position)
-        uses = 0 if lost is None else lost.uses
+        uses, checkpoint.shared = (0, 0) if lost is None else (lost.uses, lost.shared)
         if past is None:
             checkpoint.used = checkpoint.born = self.learned.tick()
             self.reuse.took(checkpoint.kind)
@@ -130,8 +130,15 @@ class Usage:
         checkpoint.used = max(checkpoint.used, past.used)
         checkpoint.base = past.base
 
-    def resume(self, at: Match, position: int, checkpoint: Checkpoint, *, deepest: bool) -> None:
-        """A lease resumes at `position` of the path to `at`, by `checkpoint`; `deepest`: none has gone behind it."""
+    def resume(self, at: Match, checkpoint: Checkpoint, *, deepest: bool, goes_on: bool) -> None:
+        """A lease resumes on the path to `at`, by `checkpoint`.
+
+        Args:
+            at: Where.
+            checkpoint: What serves it.
+            deepest: No checkpoint has gone behind it.
+            goes_on: The lease goes on where the latest one had ended, and nothing else does.
+        """
         now, clock = self.learned.tick(), self._policy.clock
         if checkpoint.floats:
             first = at.edge.checkpoints[0]
@@ -147,6 +154,7 @@ class Usage:
         if deepest or not checkpoint.kind.startswith(LAST_END):
             self.reuse.wanted(checkpoint.kind, now - checkpoint.born if checkpoint.uses == 0 else None)
         checkpoint.hits += 1
+        checkpoint.shared += not goes_on
         checkpoint.used, checkpoint.age = now, clock
 
     def miss(self, at: Match, low: int, high: int) -> None:
@@ -164,6 +172,7 @@ class Usage:
                     seen.add(lost.kind)
                     self.reuse.wanted(lost.kind, self.learned.ticks - lost.born if lost.uses == 0 else None)
                     lost.uses += 1
+                    lost.shared += 1
             return
         gone = []
         for edge in at.edge.path():

@@ -428,8 +428,8 @@ class Committer(Parts):
             return record.prompt.data + answer
         return record.anchor.edge.prefix(record.anchor.position, 0).tobytes() + record.rest + answer
 
-    def close(self, row: int) -> None:
-        """Release all that a lease holds and free its row."""
+    def close(self, row: int, *, over: bool, answered: bool) -> None:
+        """Release all that a lease holds and free its row; `over`: its request is, `answered`: to its end."""
         leases, record = self.leases, self.leases.record(row)
         self._release_sources(record)
         self.drop_bookmark(row)
@@ -445,9 +445,24 @@ class Committer(Parts):
         for wish in record.wishes:
             if wish.outcome is Outcome.PENDING:
                 self.close_wish(wish, Outcome.ENDED)
+        computed = leases.computed.item(row)
         leases.close(row)
-        if record.anchor is not None:
-            self.index.leave(record.anchor)
+        if record.anchor is None:
+            return
+        if over and record.published and record.asked:
+            self._tell_ended(record, computed, answered=answered)
+        self.index.leave(record.anchor)
+
+    def _tell_ended(self, record: Record, computed: int, *, answered: bool) -> None:
+        """Let the index know where a request that is over could have resumed, and could leave checkpoints."""
+        anchor, known = record.anchor, record.hit.at.position
+        assert anchor is not None
+        total = min(computed, anchor.position)
+        places = [place for place in record.places if place.position <= total]
+        if answered and self.placement.answer_end and (not places or places[-1].position < total):
+            places.append(Place(total, "answer_end"))
+        limit = min(known, len(record.prompt.tokens) - 1, total)
+        self.index.ended(anchor, limit, total, places, goes_on=record.goes_on)
 
 
 _LARGEST = np.iinfo(np.int32).max

@@ -72,21 +72,28 @@ class Opener(Parts):
         """Enter the path of a request, and plan its checkpoints."""
         prompt, at, index = hit.prompt, hit.at, self.index
         plan: list[Place] = []
+        places: list[Place] = []
         passed: list[Place] = []
+        goes_on = hit.at.goes_on(len(prompt.tokens))  # now: what follows is entered below
         if prompt.no_store:
             anchor, rest = index.tree.attach(index.place(prompt.namespace, at, hit.tokens)), b""
         else:
             if not index.floats:
-                plan, passed = self._plan(hit)
+                plan, places, passed = self._plan(hit)
             place, anchor = index.enter(prompt.namespace, at, prompt.data[4 * at.position :])
             rest = prompt.data[4 * place.position :]
         wishes = self._wishes(prompt, plan) if prompt.breakpoints or prompt.pin else ()
         record = Record(prompt, hit, explanation, anchor, rest, not prompt.no_store, plan, wishes)
-        record.passed, record.own_blocks = passed, own_blocks
+        record.passed, record.own_blocks, record.places, record.goes_on = passed, own_blocks, places, goes_on
         return record
 
-    def _plan(self, hit: Hit) -> tuple[list[Place], list[Place]]:
-        """Where a request should leave checkpoints, and the message boundaries that it passes over, both ascending."""
+    def _plan(self, hit: Hit) -> tuple[list[Place], list[Place], list[Place]]:
+        """What becomes of the places of a request.
+
+        Returns:
+            Where it should leave checkpoints, where it could whatever its hit and the policy, and the message
+            boundaries that it passes over; all ascending.
+        """
         prompt, at = hit.prompt, hit.at
         parted = 0 < at.position < len(prompt.tokens) - self.geometry.lookahead and (
             at.position < at.edge.end or bool(at.edge.children)
@@ -95,9 +102,11 @@ class Opener(Parts):
         start = hit.tokens if kept else hit.tokens - 1  # where one from behind serves, one can be kept at once
         ends = self._message_ends(prompt, start) if prompt.boundaries else []
         admitted = self._admitted(ends, start)
-        plan = self.placement.plan(prompt, start, at.position if parted else None, admitted)
+        places = self.placement.plan(prompt, 0, at.position if parted else None, admitted)
+        without = self.index.reclaim.keep.policy.without
+        plan = [p for p in places if p.position > start and p.kind.partition(":")[0] not in without]
         planned = {place.position for place in plan}
-        return plan, [place for place in ends if place.position not in planned]
+        return plan, places, [place for place in ends if place.position not in planned]
 
     def _message_ends(self, prompt: Prompt, hit: int) -> list[Place]:
         """Where message boundaries behind a hit get a checkpoint, ascending; of those within one block, the first."""
@@ -207,12 +216,12 @@ class Opener(Parts):
         if record.plan and record.plan[0].position == hit.tokens:
             checkpoint = self._keep_here(at, record.plan.pop(0).kind, parts, record.floor)
         if record.asked:
-            self.resume(hit, at, checkpoint)
+            self.resume(hit, at, checkpoint, goes_on=record.goes_on)
 
-    def resume(self, hit: Hit, at: Match, checkpoint: Checkpoint) -> None:
-        """A request resumes at `hit`, which is the place `at`, by `checkpoint`."""
+    def resume(self, hit: Hit, at: Match, checkpoint: Checkpoint, *, goes_on: bool) -> None:
+        """A request resumes at `hit`, which is the place `at`, by `checkpoint`; `goes_on` as in `Record`."""
         gone = next(hit.at.lost(hit.tokens, min(hit.at.position, len(hit.prompt.tokens) - 1)), None)
-        self.index.resume(at, hit.tokens, checkpoint, deepest=gone is None)
+        self.index.resume(at, checkpoint, deepest=gone is None, goes_on=goes_on)
 
     def _keep_here(self, at: Match, kind: str, parts: list[Section], floor: int) -> Checkpoint:
         """Keep a checkpoint at `at`, which one behind it serves, by `parts` of its blocks. Returns it."""

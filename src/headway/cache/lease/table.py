@@ -107,6 +107,8 @@ class Record:
         plan: Checkpoints still to be taken, ascending.
         wishes: What the caller asked for.
         passed: Places on the way that could have got a checkpoint and do not, ascending.
+        places: Every place that could, whatever the policy of now does without, ascending.
+        goes_on: It goes on from the end of a known path, where nothing else does.
         sources: Blocks that its first step copies from; held until that step is committed.
         exports: States of the steps under way, by position.
         bookmark: A place that it may have to end at, or None.
@@ -128,6 +130,8 @@ class Record:
     plan: list[Place]
     wishes: tuple[Wish, ...] = ()
     passed: list[Place] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    goes_on: bool = False
     sources: list[tuple[TableGeometry, Ids]] = field(default_factory=list)
     exports: dict[int, StateExport] = field(default_factory=dict)
     bookmark: Bookmark | None = None

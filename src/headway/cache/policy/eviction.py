@@ -3,12 +3,18 @@
 An eviction policy is one small class: it gives every candidate a priority, and the lowest goes. The queue below keeps
 candidates in a heap with lazy corrections, so an eviction costs O(log n) however much is resident.
 
-The default keeps what saves most for its memory: priority = expected uses a tick x compute saved by one / blocks. The
+No rule is best on all traffic, so the default, `adaptive`, follows the one that has saved most compute lately. What
+each would have saved is known from directories of tokens that run beside the cache (`headway.cache.index.shadow`). It
+chooses among least recently used, `value`, `greedy-dual` and `shared-value`, the first and last of these without
+checkpoints at the ends of prompts, and evicts what the followed one would not have kept.
+
+`value` keeps what saves most for its memory: priority = expected uses a tick x compute saved by one / blocks. The
 expectation starts from how often and how soon checkpoints of its kind were wanted so far, and becomes its own the
 longer it lives (`headway.cache.policy.reuse`). The compute saved is counted from the next shallower resume point, with
-the quadratic term of attention, so deep and lonely checkpoints weigh more.
+the quadratic term of attention, so deep and lonely checkpoints weigh more. `shared-value` counts the uses by requests
+that go another way than those before: a conversation that goes on leaves its earlier turns behind.
 
-`greedy-dual` (Cao and Irani 1997, with frequency) is what the default is compared with: priority = clock at last use +
+`greedy-dual` (Cao and Irani 1997, with frequency): priority = clock at last use +
 (past uses + 1) x compute saved / blocks, where the clock is the priority of the last victim.
 
 What was tried and measured is in docs/policy.md.
@@ -19,18 +25,39 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headway.errors import ConfigError
 
-__all__ = ["EVICTIONS", "Candidate", "EvictionPolicy", "EvictionQueue", "GreedyDual", "Lru", "Value", "eviction_policy"]
+__all__ = [
+    "EVICTIONS",
+    "Adaptive",
+    "Candidate",
+    "Choice",
+    "EvictionPolicy",
+    "EvictionQueue",
+    "GreedyDual",
+    "Lru",
+    "SharedValue",
+    "Value",
+    "Weighing",
+    "eviction_policy",
+]
 
 
 _PRICE_STEP = 0.05
 """Weight of the last victim in the running mean that is the price: about the last twenty count."""
+_EDGE = 0.003
+"""Share by which another policy must have saved more before it is followed."""
+_PASSED = 0.3
+"""What a checkpoint counts for, of which another one lies behind on the same edge, where 1 is of one at its end."""
+_ENDS = frozenset({"prompt_end", "boundary"})
+"""Kinds of placement without which agents and chats do better: their requests go on from the ends of answers."""
 _ASKED_AGAIN = 2
 """Candidates whose priority is asked for again at an eviction."""
+_ASKED_ANEW = 64
+"""Candidates that an eviction asks anew after another policy has taken over."""
 _CORRECTED = 64
 """Candidates at most that an eviction looks at from the low end of the queue."""
 
@@ -44,9 +71,12 @@ class Candidate(NamedTuple):
         uses: How often it was wanted.
         rate: Expected uses a tick from now on (`headway.cache.policy.reuse`).
         saved: Compute that one use saves over the next shallower resume point (units of `ComputeCost`).
-        blocks: Blocks that its eviction would free (at least 1).
+        blocks: Blocks that its eviction would free (at least 1); not whole in a shadow.
         used: Tick of its last use.
         age: The policy's `clock` at its last use.
+        shared: Of its uses those by requests that did not just go on where the latest one had ended.
+        inner: Another one lies behind it on the same edge.
+        kept: The shadow of the policy that is followed keeps it, or has not heard of it.
     """
 
     kind: str
@@ -54,9 +84,12 @@ class Candidate(NamedTuple):
     uses: int
     rate: float
     saved: float
-    blocks: int
+    blocks: float
     used: int
     age: float
+    shared: int = 0
+    inner: bool = False
+    kept: bool = True
 
 
 class EvictionPolicy(ABC):
@@ -66,10 +99,14 @@ class EvictionPolicy(ABC):
         clock: Stamped on a candidate at each use as its `age`.
         price: Value density (rate x saved / blocks) of recent victims: what a block of memory is worth now, 0 while
             nothing had to go.
+        learns: It reads `Candidate.rate`.
+        without: Kinds of placement that are not taken under it, without what follows a colon.
     """
 
     clock: float = 0.0
     price: float = 0.0
+    learns: bool = True
+    without: frozenset[str] = frozenset()
 
     @abstractmethod
     def priority(self, candidate: Candidate) -> float:
@@ -81,20 +118,44 @@ class EvictionPolicy(ABC):
         self.price += _PRICE_STEP * (density - self.price)
 
 
-class Value(EvictionPolicy):
-    """Expected uses a tick x compute saved / blocks. The default."""
+class Weighing(EvictionPolicy):
+    """A policy that weighs what a block of a candidate saves: `rank` says it all."""
+
+    @abstractmethod
+    def rank(self, density: float, uses: int, rate: float, age: float, shared: int, inner: bool) -> float:
+        """The priority of a candidate with these attributes, where `density` is saved / blocks."""
 
     def priority(self, candidate: Candidate) -> float:
+        """The rank of `candidate`."""
+        _, _, uses, rate, saved, blocks, _, age, shared, inner, _ = candidate
+        return self.rank(saved / blocks, uses, rate, age, shared, inner)
+
+
+class Value(Weighing):
+    """Expected uses a tick x compute saved / blocks."""
+
+    def rank(self, density: float, uses: int, rate: float, age: float, shared: int, inner: bool) -> float:
         """What a block of it is expected to save a tick."""
-        return candidate.rate * candidate.saved / candidate.blocks
+        return rate * density
 
 
-class GreedyDual(EvictionPolicy):
+class SharedValue(Weighing):
+    """Value, where only uses by others count, and what lies before another checkpoint of its edge counts less."""
+
+    def rank(self, density: float, uses: int, rate: float, age: float, shared: int, inner: bool) -> float:
+        """What a block of it is expected to save a tick."""
+        worth = (shared + 1) / (uses + 1) * rate * density
+        return _PASSED * worth if inner else worth
+
+
+class GreedyDual(Weighing):
     """Past uses and one more x compute saved / blocks, with ageing: what is not used falls behind."""
 
-    def priority(self, candidate: Candidate) -> float:
+    learns = False
+
+    def rank(self, density: float, uses: int, rate: float, age: float, shared: int, inner: bool) -> float:
         """Greedy-dual priority with frequency."""
-        return candidate.age + (candidate.uses + 1) * candidate.saved / candidate.blocks
+        return age + (uses + 1) * density
 
     def evicted(self, candidate: Candidate) -> None:
         """Advance the clock to the victim's priority."""
@@ -105,12 +166,68 @@ class GreedyDual(EvictionPolicy):
 class Lru(EvictionPolicy):
     """Least recently used first."""
 
+    learns = False
+
     def priority(self, candidate: Candidate) -> float:
         """The tick of the last use."""
         return float(candidate.used)
 
 
-_NAMED: dict[str, type[EvictionPolicy]] = {"value": Value, "lru": Lru, "greedy-dual": GreedyDual}
+class Choice(NamedTuple):
+    """A policy that `Adaptive` may follow, and the kinds of placement that it does without."""
+
+    policy: Weighing | Lru
+    without: frozenset[str] = frozenset()
+
+
+class Adaptive(EvictionPolicy):
+    """Follows the one of several policies that has saved most compute lately. The default.
+
+    Each has its own clock and price, which go on in its shadow; `clock` is that of greedy dual.
+
+    Attributes:
+        now: Number of the policy that decides now.
+    """
+
+    def __init__(self) -> None:
+        """Begin with `value`."""
+        self._choices: tuple[Choice, ...] = (Choice(Value()),)
+        self.now = 0
+
+    def choose_among(self, *, floats: bool) -> tuple[Choice, ...]:
+        """The policies that are compared; `floats`: for a model that can resume anywhere."""
+        few = (Choice(Value()), Choice(GreedyDual()))
+        more = (Choice(Lru()),) if floats else (Choice(Lru(), _ENDS), Choice(SharedValue(), _ENDS))
+        self._choices = few + more
+        return self._choices
+
+    def follow(self, saved: Sequence[float]) -> bool:
+        """Follow the policy that saved most, if that is clearly more. Returns whether it is another one than before.
+
+        Args:
+            saved: Compute that each of the choices would have saved lately.
+        """
+        self.clock = max(choice.policy.clock for choice in self._choices)
+        best = max(saved)
+        if best <= saved[self.now] * (1 + _EDGE):
+            return False
+        self.now = saved.index(best)
+        self.without = self._choices[self.now].without
+        return True
+
+    def priority(self, candidate: Candidate) -> float:
+        """That of the policy that decides now; below 0 for what its shadow does not keep, which so goes first."""
+        priority = self._choices[self.now].policy.priority(candidate)
+        return priority if candidate.kept else -1.0 / (1.0 + priority)
+
+
+_NAMED: dict[str, type[EvictionPolicy]] = {
+    "adaptive": Adaptive,
+    "value": Value,
+    "shared-value": SharedValue,
+    "lru": Lru,
+    "greedy-dual": GreedyDual,
+}
 EVICTIONS = tuple(_NAMED)
 """Policies by name, the default first."""
 
@@ -163,6 +280,8 @@ class EvictionQueue(Generic[Item]):
         self._heap: list[tuple[float, int, Item]] = []
         self._asked: deque[tuple[float, int, Item]] = deque()
         """The same entries in the order in which they were pushed."""
+        self._old: list[tuple[float, int, Item]] = []
+        """Entries at the priorities of another policy, a heap: they are asked anew a few at a time."""
         self._entries = 0
         self._live = 0
 
@@ -188,8 +307,20 @@ class EvictionQueue(Generic[Item]):
             item.entry = -1
             self._live -= 1
 
+    def restart(self) -> None:
+        """Another policy ranks from now on. Each eviction asks for some more of what waits, in the order of the old."""
+        self._old += self._heap
+        heapq.heapify(self._old)
+        self._heap, self._asked = [], deque()
+
     def pop(self) -> tuple[Item, Candidate] | None:
         """Take out the item of lowest priority, or None if nothing can be evicted."""
+        moved = 0
+        while self._old and (moved < _ASKED_ANEW or not self._heap):
+            _, entry, item = heapq.heappop(self._old)
+            if item.entry == entry:
+                self.push(item)
+                moved += 1
         self._ask_oldest()
         asked: list[tuple[float, Item, Candidate]] = []
         lowest = 0

@@ -316,7 +316,7 @@ class PolicyChoice:
     placement: Annotated[
         str, option(_POLICY, "Positions that get a checkpoint, with commas; interval:N for a grid.")
     ] = ",".join(DEFAULT_PLACEMENT)
-    eviction: Annotated[str, option(_POLICY, "value, lru or greedy-dual.")] = "value"
+    eviction: Annotated[str, option(_POLICY, "adaptive, value, shared-value, lru or greedy-dual.")] = "adaptive"
     alignment: Annotated[int, option(_POLICY, "States can be exported at multiples of that many tokens.")] = 1
 
     @property

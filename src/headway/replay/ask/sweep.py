@@ -49,7 +49,7 @@ class GridChoice:
         list[str] | None,
         opt.option(opt.GRID, "Kinds of position with commas, as in `headway replay`; repeat the option."),
     ] = None
-    eviction: Annotated[str, opt.option(opt.GRID, "value,lru,greedy-dual.")] = "value"
+    eviction: Annotated[str, opt.option(opt.GRID, "adaptive,value,shared-value,lru,greedy-dual.")] = "adaptive"
     alignment: Annotated[
         str, opt.option(opt.GRID, "States can be exported at multiples of that many tokens: 1,512.")
     ] = "1"
@@ -99,7 +99,7 @@ def sweep(
 
         headway sweep trace.jsonl --model kimi-k3 --tp 8 --dcp 1,8 --memory 10GB,20GB,50GB
 
-        headway sweep trace.jsonl --model kimi-k3 --tp 16 --gpu b200 --weights 1560GB --eviction value,lru
+        headway sweep trace.jsonl --model kimi-k3 --tp 16 --gpu b200 --weights 1560GB --eviction adaptive,lru
 
         headway sweep trace.jsonl --model kimi-linear --gpu h200 --memory 5GB,20GB --clock trace   # with times
 

@@ -24,7 +24,7 @@ class ReplayConfig:
         layout: Parallel layout.
         cost: What computing tokens costs.
         placement: Kinds of position that get a checkpoint, with interval:N in tokens.
-        eviction: "value", "lru" or a policy object (a fresh one for each replay).
+        eviction: A name, as for the cache, or a policy object (a fresh one for each replay).
         alignment: States can be exported at multiples of that many tokens only.
         outputs: "never": no prompt contains an earlier answer. "continuation": where a prompt goes on from the end of
             an earlier one, it goes on with that one's answer. None: as the trace's format suggests.
@@ -45,7 +45,7 @@ class ReplayConfig:
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     cost: ComputeCost = field(default_factory=ComputeCost)
     placement: Sequence[str] = DEFAULT_PLACEMENT
-    eviction: str | EvictionPolicy = "value"
+    eviction: str | EvictionPolicy = "adaptive"
     alignment: int = 1
     outputs: str | None = None
     history_tokens: int | None = None
@@ -79,5 +79,5 @@ class ReplayConfig:
         if self.tiers and preset is not None:
             raise ConfigError(f"preset {self.preset!r} has no lower tiers of memory: leave out one of them")
         own = preset is not None and not isinstance(preset, HeadwayInVllmPreset)
-        if own and chosen != (DEFAULT_PLACEMENT, "value", 1):
+        if own and chosen != (DEFAULT_PLACEMENT, "adaptive", 1):
             raise ConfigError("placement, eviction and alignment are the preset's: leave them out, or the preset")

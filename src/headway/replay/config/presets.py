@@ -41,6 +41,8 @@ class VllmPreset:
         state_groups: Groups that the recurrent layers fall into; 0: what the model's numbers of layers give.
         retention: Which states can be hit: "latest" (the last block boundary of the prompt, and junctions) or
             "dense" (wherever a step ended on a block boundary).
+        match_unit: Tokens between two places where a hit can end, vLLM's `prefix_match_unit`; a divisor of
+            `block_tokens`, for models with states. 0: `block_tokens`.
         running: Most requests that run at once. As many are in flight as long as there are any: arrival times are
             not used.
         step_tokens: Most tokens of one step.
@@ -50,6 +52,7 @@ class VllmPreset:
     block_tokens: int = 0
     state_groups: int = 0
     retention: str = "latest"
+    match_unit: int = 0
     running: int = 16
     step_tokens: int = 8192
     version: str = "0.33"
@@ -60,7 +63,7 @@ class VllmPreset:
         Raises:
             ConfigError: The message names the setting.
         """
-        _at_least("vllm", self, block_tokens=0, state_groups=0, running=1, step_tokens=1)
+        _at_least("vllm", self, block_tokens=0, state_groups=0, match_unit=0, running=1, step_tokens=1)
         if self.retention not in ("latest", "dense"):
             raise ConfigError(f"preset vllm: retention is {self.retention!r}, use latest or dense")
         if self.step_tokens < self.running:

@@ -29,6 +29,9 @@ a place is found if it is the last boundary of an earlier prompt, or lies inside
 Dense retention meets the figures in docs/replay.md if pages without a hash are *not* taken first; with it, it reuses
 up to two points more than they say. We take that for the order of the engine that was measured.
 
+With `match_unit` (vLLM's `prefix_match_unit`) a hit may end at any multiple of it, inside an attention page as with
+context parallelism, and states lie at such multiples. The memory of a page stays what it is.
+
 Not modelled: the time that anything takes (a step is a step), speculative decoding, connectors.
 """
 
@@ -69,7 +72,12 @@ def vllm_pages(config: ReplayConfig, settings: VllmPreset) -> PageSizes:
             "layers with attention, rounded up"
         )
     wide = [table.span for table in (*attention, *windows)]
-    block, align = (gcd(*wide), lcm(*wide)) if windows else (plan.block_tokens, 0)
+    block, align = (gcd(*wide), lcm(*wide)) if windows else (settings.match_unit or plan.block_tokens, 0)
+    if settings.match_unit and (not plan.state_groups or plan.block_tokens % settings.match_unit):
+        raise ConfigError(
+            f"preset vllm: match_unit={settings.match_unit} must divide the block of {plan.block_tokens} tokens, and "
+            f"is for models with states"
+        )
     count = 0
     if config.memory is not None:
         count = config.memory // plan.page_bytes - 1  # one page is the null block

@@ -1,4 +1,4 @@
-"""What a cache that knows the future reaches with the same memory: a bound to measure policies against, not a policy.
+"""An estimate of what a cache that knows the future reaches with the same memory, to measure policies against.
 
 It takes a checkpoint only where a later request will resume (where that request leaves what an endless memory would
 know), and keeps it while it is worth its memory: when memory runs out, the one with the fewest

@@ -24,13 +24,68 @@ from headway.replay.run.lower import LowerRun
 from headway.replay.trace.prefixes import Reading, answer_blocks, endless_matches, read_outputs
 from headway.tell.reasons import LINES
 
-__all__ = ["OrderedRun", "PausedRun"]
+__all__ = ["OrderedRun", "PausedRun", "SymbolSource"]
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
 _FRESH, _LAST = 1 << 30, 3 << 29
 """Symbols of answers that occur nowhere else count up from here, and start again when they meet those of tails."""
+
+
+class SymbolSource:
+    """The symbols of a trace's requests, as a cache of that scale gets them, one request after another."""
+
+    def __init__(self, trace: Trace, sized: Scale, reading: Reading) -> None:
+        self._trace, self._scale, self._reading = trace, sized, reading
+        self._tokens: list[int] = trace.prompt_tokens.tolist()
+        self._outputs: list[int] = trace.answer_tokens.tolist()
+        self._fresh = _FRESH
+        self._within = np.arange(sized.parts, dtype=np.int32)
+
+    def sequence(self, i: int) -> tuple[Ints, Ints, int]:
+        """Symbols of prompt and answer, and the position where the request ends.
+
+        The last token of an answer is sampled and not computed; with symbols of many tokens that is neglected.
+        """
+        trace, parts, symbol, reading = self._trace, self._scale.parts, self._scale.symbol, self._reading
+        prompt = trace.prompt(i)
+        if trace.width == 1:
+            answer = trace.answer(i) if reading.outputs == "recorded" else self._new(self._outputs[i])
+            return prompt, answer, len(prompt) + max(0, len(answer) - 1)
+        whole = len(prompt) - 1
+        blocks = self._split(prompt[:whole]) if parts > 1 else prompt[:whole]
+        if reading.outputs == "recorded" or (reading.linked is not None and reading.linked.child[i] >= 0):
+            return self._continued(blocks, prompt[whole:], self._split(answer_blocks(trace, reading, i)))
+        rest = self._tokens[i] + self._outputs[i] - whole * trace.width
+        answer = self._new(-(-rest // symbol) - 1)
+        if parts > 1:
+            prompt = np.append(blocks, prompt[whole:])
+        return prompt, answer, len(prompt) + len(answer)
+
+    def _continued(self, blocks: Ints, tail: Ints, answer: Ints) -> tuple[Ints, Ints, int]:
+        """The same for a request whose answer a later prompt contains: it ends with the last whole block."""
+        if not len(answer):
+            return np.append(blocks, tail), answer, max(1, len(blocks))
+        return np.append(blocks, answer[:1]), answer[1:], len(blocks) + len(answer)
+
+    def boundaries(self, i: int, length: int) -> tuple[int, ...]:
+        """Message boundaries of a prompt of `length` symbols."""
+        return self._scale.boundaries(self._trace.marks(i).tolist(), self._tokens[i], length)
+
+    def _split(self, blocks: Ints) -> Ints:
+        """Blocks as symbols."""
+        if self._scale.parts == 1:
+            return blocks
+        return (blocks[:, None] * np.int32(self._scale.parts) + self._within).reshape(-1)
+
+    def _new(self, symbols: int) -> Ints:
+        """Symbols that occur nowhere else."""
+        if self._fresh + max(0, symbols) > _LAST:
+            self._fresh = _FRESH
+        first = self._fresh
+        self._fresh += max(0, symbols)
+        return np.arange(first, self._fresh, dtype=np.int32)
 
 
 class OrderedRun:
@@ -46,9 +101,8 @@ class OrderedRun:
         config: ReplayConfig | None = None,
     ) -> None:
         """Prepare a run; `config` says what lies below the memory, by default nothing."""
-        self._trace, self._scale, self._reading = trace, sized, reading
-        self._tokens: list[int] = trace.prompt_tokens.tolist()
-        self._outputs: list[int] = trace.answer_tokens.tolist()
+        self._trace, self._scale = trace, sized
+        self._symbols = SymbolSource(trace, sized, reading)
         self._now = 0.0
         self._cache = PrefixCache(sized.cache, clock=lambda: self._now)
         self.lower = (
@@ -64,11 +118,9 @@ class OrderedRun:
             else None
         )
         self._held = checkpoint_blocks(self._cache.geometry)
-        self._fresh = _FRESH
         self._resends = sized.cache.checkpoint_alignment == 1 and (
             "prompt_end" in sized.cache.placement or not self._cache.geometry.tail_tables
         )
-        self._within = np.arange(sized.parts, dtype=np.int32)
         self.ledger = Ledger(trace, matches, progress, self._cache.counters)
 
     def all(self) -> Ledger:
@@ -93,17 +145,17 @@ class OrderedRun:
 
     def prompt(self, i: int) -> Prompt:
         """The prompt of a request as the cache gets it."""
-        symbols = self._sequence(i)[0]
-        return Prompt(symbols, boundaries=self._boundaries(i, len(symbols)))
+        symbols = self._symbols.sequence(i)[0]
+        return Prompt(symbols, boundaries=self._symbols.boundaries(i, len(symbols)))
 
     def one(self, i: int) -> None:
         """One request from lookup to its end."""
         cache, ledger = self._cache, self.ledger
-        prompt, answer, stop = self._sequence(i)
+        prompt, answer, stop = self._symbols.sequence(i)
         if (needed := cache.geometry.peak_blocks(stop)) > self._scale.cache.blocks:
             ledger.refuse(i, self._scale.bytes_of(needed))
             return
-        lease = self._begin(Prompt(prompt, boundaries=self._boundaries(i, len(prompt))))
+        lease = self._begin(Prompt(prompt, boundaries=self._symbols.boundaries(i, len(prompt))))
         ledger.explain(i, lease.explanation, len(prompt), self._scale.symbol, resends=self._resends)
         if self._compute(lease, answer, stop):
             cache.finish([lease.row])
@@ -138,51 +190,6 @@ class OrderedRun:
             else:
                 cache.commit(step)
         return True
-
-    # ---- symbols
-
-    def _sequence(self, i: int) -> tuple[Ints, Ints, int]:
-        """Symbols of prompt and answer, and the position where the request ends.
-
-        The last token of an answer is sampled and not computed; with symbols of many tokens that is neglected.
-        """
-        trace, parts, symbol, reading = self._trace, self._scale.parts, self._scale.symbol, self._reading
-        prompt = trace.prompt(i)
-        if trace.width == 1:
-            answer = trace.answer(i) if reading.outputs == "recorded" else self._new(self._outputs[i])
-            return prompt, answer, len(prompt) + max(0, len(answer) - 1)
-        whole = len(prompt) - 1
-        blocks = self._split(prompt[:whole]) if parts > 1 else prompt[:whole]
-        if reading.outputs == "recorded" or (reading.linked is not None and reading.linked.child[i] >= 0):
-            return self._continued(blocks, prompt[whole:], self._split(answer_blocks(trace, reading, i)))
-        rest = self._tokens[i] + self._outputs[i] - whole * trace.width
-        answer = self._new(-(-rest // symbol) - 1)
-        if parts > 1:
-            prompt = np.append(blocks, prompt[whole:])
-        return prompt, answer, len(prompt) + len(answer)
-
-    def _continued(self, blocks: Ints, tail: Ints, answer: Ints) -> tuple[Ints, Ints, int]:
-        """The same for a request whose answer a later prompt contains: it ends with the last whole block."""
-        if not len(answer):
-            return np.append(blocks, tail), answer, max(1, len(blocks))
-        return np.append(blocks, answer[:1]), answer[1:], len(blocks) + len(answer)
-
-    def _boundaries(self, i: int, length: int) -> tuple[int, ...]:
-        return self._scale.boundaries(self._trace.marks(i).tolist(), self._tokens[i], length)
-
-    def _split(self, blocks: Ints) -> Ints:
-        """Blocks as symbols."""
-        if self._scale.parts == 1:
-            return blocks
-        return (blocks[:, None] * np.int32(self._scale.parts) + self._within).reshape(-1)
-
-    def _new(self, symbols: int) -> Ints:
-        """Symbols that occur nowhere else."""
-        if self._fresh + max(0, symbols) > _LAST:
-            self._fresh = _FRESH
-        first = self._fresh
-        self._fresh += max(0, symbols)
-        return np.arange(first, self._fresh, dtype=np.int32)
 
     def _sample(self, done: int) -> None:
         size, ledger = self._scale.block_bytes, self.ledger
