@@ -239,7 +239,7 @@ def test_flags() -> None:
     default = flags(Setup("llama", plain | {"placement": ",".join(DEFAULT_PLACEMENT)}, None, None, 9, 1.0, 0.5, 16))
     assert "--placement" not in default["Headway"]
     assert default["SGLang"].endswith("--mamba-full-memory-ratio 0.5")
-    few = flags(Setup("k3", plain | {"eviction": "value"}, 2 * GB, None, 50_000_000, 9.0, 0.5, 1, 2))
+    few = flags(Setup("k3", plain | {"eviction": "adaptive"}, 2 * GB, None, 50_000_000, 9.0, 0.5, 1, 2))
     assert few["Headway"] == "headway serve k3 --memory 2000000000 --max-running 8", "8 states are a fifth of it"
     assert "--max-num-seqs 2" in few["vLLM"]
     assert "--max-num-seqs" not in default["vLLM"]
