@@ -32,7 +32,7 @@ class Options:
         check: Check every invariant of the cache after every call (slow; to find faults).
     """
 
-    eviction: str = "adaptive"
+    eviction: str = "value"
     placement: Sequence[str] = DEFAULT_PLACEMENT
     alignment: int = 1
     pins: bool = True
