@@ -74,6 +74,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "explain": LazyCommand(
         "headway.replay.ask.explain:explain", "Follow one request of a trace through the cache, and say why."
     ),
+    "incident": LazyCommand(
+        "headway.incident.command:incident", "Re-enact how a prefix cache lost its hits, and what brings them back."
+    ),
     "report": LazyCommand(
         "headway.tell.command:report", "Make one page with figures from the results of several replays."
     ),

@@ -19,7 +19,7 @@ from headway.tell.prompt_faults import on_faults
 from headway.tell.run import RunRecord
 from headway.tell.sentences import on_making, on_refused, on_savings, on_waterfall
 
-__all__ = ["show", "show_runs"]
+__all__ = ["rich_table", "rich_waterfall", "show", "show_runs"]
 
 _BAR = 18
 _MOMENTS = 24
@@ -33,22 +33,22 @@ def show(run: RunRecord, console: Console) -> None:
     facts, result = facts_of(run), run.result
     if facts.refused is not None:
         console.print(on_refused(facts.refused), "", sep="\n", style="bold red", markup=False, highlight=False)
-    console.print(_table(tables.rates(result, result.preset.partition(",")[0] or "this cache")))
+    console.print(rich_table(tables.rates(result, result.preset.partition(",")[0] or "this cache")))
     if result.times is not None:
         console.print(on_savings(result.times), "", sep="\n", markup=False, highlight=False)
-    console.print(_waterfall(facts))
+    console.print(rich_waterfall(facts))
     console.print(on_waterfall(facts), "", sep="\n", markup=False, highlight=False)
     for text in on_faults(facts.faults):
         console.print(text, "", sep="\n", style="bold red", markup=False, highlight=False)
     if result.kinds:
-        console.print(_table(tables.kinds(result)))
+        console.print(rich_table(tables.kinds(result)))
     if facts.prefixes.worst:
-        console.print(_table(tables.prefixes(facts, _WORST)))
+        console.print(rich_table(tables.prefixes(facts, _WORST)))
     if result.tiers:
-        console.print(_table(tables.tiers(result)))
+        console.print(rich_table(tables.tiers(result)))
         console.print(on_tiers(facts), "", sep="\n", markup=False, highlight=False)
     if result.latency is not None:
-        console.print(_table(tables.latency(result.latency)))
+        console.print(rich_table(tables.latency(result.latency)))
     if result.memory:
         console.print(_memory(run, facts))
     if result.over_time:
@@ -60,14 +60,15 @@ def show(run: RunRecord, console: Console) -> None:
 
 def show_runs(found: Comparison, console: Console) -> None:
     """Print runs side by side."""
-    table = _table(tables.runs(found, brief=True))
+    table = rich_table(tables.runs(found, brief=True))
     table.box = None
     console.print(table)
     if found.lower:
         console.print(on_lower(found.lower), markup=False, highlight=False)
 
 
-def _table(table: tables.Table) -> RichTable:
+def rich_table(table: tables.Table) -> RichTable:
+    """A table of text as the terminal shows it."""
     made = RichTable(
         title=Text(table.title),
         caption=table.note or None,
@@ -84,10 +85,10 @@ def _table(table: tables.Table) -> RichTable:
     return made
 
 
-def _waterfall(facts: RunFacts) -> RichTable:
+def rich_waterfall(facts: RunFacts) -> RichTable:
     """The waterfall with a bar for each line."""
     table = tables.waterfall(facts)
-    made = _table(tables.Table(table.title, (*table.head[:3], "", table.head[3]), ()))
+    made = rich_table(tables.Table(table.title, (*table.head[:3], "", table.head[3]), ()))
     for column in made.columns[1:4]:  # on a narrow terminal it is the reason that takes several lines
         column.no_wrap = True
     made.columns[3].min_width = _BAR

@@ -150,6 +150,25 @@ def test_context_parallelism_makes_attention_pages_wide() -> None:
     assert hits(whole, dcp=4) == [0, 0, 256], "a whole page is, and where it ends is a junction"
 
 
+def test_states_at_the_common_multiple_alone() -> None:
+    again = trace([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], [1, 2, 3, 7])
+    assert hits(again, dcp=4) == [0, 384, 0], "a page of attention covers 256 tokens; states lie at multiples of 64"
+    assert hits(again, dcp=4, retention="common") == [0, 256, 0]
+    assert run(again, dcp=4, retention="common").whole.lost["state_never_taken"] == 128 + 192
+    assert hits(again, retention="common") == hits(again), "without context parallelism nothing is coarse"
+
+
+def test_one_geometry_for_all_groups_finds_no_state() -> None:
+    again = trace([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+    found = run(again, dcp=4, geometry="process")
+    assert found.kinds["prompt_end"].taken == 1
+    assert found.whole.hit_tokens == 0
+    assert found.whole.lost["state_never_taken"] == 384
+    assert hits(again, geometry="process") == hits(again), "one rank has one geometry"
+    attention = ReplayConfig(HYBRID[:1], None, ParallelLayout(tp=4, dcp=4), preset="vllm,geometry=process")
+    assert replay_trace(again, attention).whole.hit_tokens > 0, "only states are lost"
+
+
 def test_who_finds_no_page_preempts_the_youngest(monkeypatch: pytest.MonkeyPatch) -> None:
     """At their ends both have 436 tokens: seven blocks and a state each, twenty pages."""
     victims, preempt = [], _Vllm._preempt

@@ -39,10 +39,13 @@ class VllmPreset:
         block_tokens: Tokens in a block of full attention on one rank; 0: what vLLM takes for the model, see
             `headway.replay.config.vllm_pages`.
         state_groups: Groups that the recurrent layers fall into; 0: what the model's numbers of layers give.
-        retention: Which states can be hit: "latest" (the last block boundary of the prompt, and junctions) or
-            "dense" (wherever a step ended on a block boundary).
+        retention: Which states can be hit: "latest" (the last block boundary of the prompt, and junctions), "common"
+            (these two, at multiples of what a page of attention covers over all ranks), or "dense" (wherever a step
+            ended on a block boundary).
         match_unit: Tokens between two places where a hit can end, vLLM's `prefix_match_unit`; a divisor of
             `block_tokens`, for models with states. 0: `block_tokens`.
+        geometry: Who is told of context parallelism: "group" (those groups that it splits), or "process" (all of them,
+            the fault of vllm#53598: what is kept of a state under one size of blocks is looked for under another).
         running: Most requests that run at once. As many are in flight as long as there are any: arrival times are
             not used.
         step_tokens: Most tokens of one step.
@@ -55,6 +58,7 @@ class VllmPreset:
     match_unit: int = 0
     running: int = 16
     step_tokens: int = 8192
+    geometry: str = "group"
     version: str = "0.33"
 
     def __post_init__(self) -> None:
@@ -64,8 +68,9 @@ class VllmPreset:
             ConfigError: The message names the setting.
         """
         _at_least("vllm", self, block_tokens=0, state_groups=0, match_unit=0, running=1, step_tokens=1)
-        if self.retention not in ("latest", "dense"):
-            raise ConfigError(f"preset vllm: retention is {self.retention!r}, use latest or dense")
+        for name, known in (("retention", ("latest", "common", "dense")), ("geometry", ("group", "process"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"preset vllm: {name} is {getattr(self, name)!r}, use {' or '.join(known)}")
         if self.step_tokens < self.running:
             raise ConfigError(
                 f"preset vllm: step_tokens={self.step_tokens} is less than running={self.running}: every running "

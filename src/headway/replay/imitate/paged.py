@@ -28,6 +28,8 @@ class PageSizes:
         count: Pages; 0: no limit.
         windows: Pages of sliding windows. A model has windows or states.
         align: Hits end at multiples of so many blocks.
+        grain: States are kept at multiples of so many blocks.
+        named_by: Times its own size of blocks under which a state is kept; it is looked for under its own size.
     """
 
     block_tokens: int
@@ -37,6 +39,8 @@ class PageSizes:
     count: int
     windows: tuple[WindowPages, ...] = ()
     align: int = 1
+    grain: int = 1
+    named_by: int = 1
 
 
 @dataclass(eq=False)
@@ -75,12 +79,12 @@ class PagedRequest:
 
 
 class PagedCache:
-    """Pages of attention are found by (_ATTENTION, key), those of states and of windows by (group, key)."""
+    """Pages are found by (_ATTENTION, key), those of windows by (group, key), of states by (group, key, named_by)."""
 
     def __init__(self, sizes: PageSizes, *, dense: bool, ledger: Ledger, step_tokens: int = 8192) -> None:
         """An empty cache that keeps every state at a block boundary, or (`dense` is False) the telling ones."""
         self._block, self._spans, self._groups = sizes.block_tokens, sizes.spans, sizes.state_groups
-        self._align = sizes.align
+        self._align, self._grain, self._named_by = sizes.align, sizes.grain, sizes.named_by
         self._page_bytes, self._dense, self._ledger = sizes.page_bytes, dense, ledger
         self._pool = PagePool(sizes.count or _ENDLESS, self._evicted, blank_first=not dense)
         self._windows: list[WindowTable] = []
@@ -121,7 +125,7 @@ class PagedCache:
         inner = range(min(known + spans - 1, most), known, -1) if self._align == 1 else ()
         known = next((n for n in inner if find((_ATTENTION, keys[n - 1]))), known)
         hit = known // self._align * self._align
-        while hit and not all(find((group, keys[hit - 1])) for group in range(self._groups)):
+        while hit and not all(find((group, keys[hit - 1], 1)) for group in range(self._groups)):
             hit -= 1
         hit = self._windows_found(keys, hit)
         sequence.hit = sequence.done = hit * self._block
@@ -134,7 +138,7 @@ class PagedCache:
             return False
         shared = [pool.find((_ATTENTION, sequence.keys[n - 1])) for n in range(self._spans, hit + 1, self._spans)]
         inside = self._found_inside(sequence, hit)
-        state = [pool.find((group, sequence.keys[hit - 1])) for group in range(self._groups)] if hit else []
+        state = [pool.find((group, sequence.keys[hit - 1], 1)) for group in range(self._groups)] if hit else []
         rows = [table.resumed(sequence.keys, hit) for table in self._windows]
         in_windows = [page for row in rows for pages in row.pages for page in pages]
         held = [page for page in (*shared, *state, inside, *in_windows) if page is not None]
@@ -262,13 +266,14 @@ class PagedCache:
         sequence.named = max(sequence.named, full)
 
     def _name_state(self, sequence: PagedRequest, block: int) -> None:
-        last = (sequence.prompt - 1) // self._block
-        kinds = {last: "prompt_end", sequence.junction // self._block: "junction"}
+        telling = {"prompt_end": sequence.prompt - 1, "junction": sequence.junction}
+        grain = self._grain
+        kinds = {tokens // self._block // grain * grain: kind for kind, tokens in telling.items()}
         if not self._dense and block not in kinds:
             return
         key = sequence.keys[block - 1]
         for group, page in enumerate(sequence.state[1]):
-            self._pool.name(page, (group, key))
+            self._pool.name(page, (group, key, self._named_by))
         self._this_step.add(key)
         self._mark(key, kinds.get(block, "chunk_end"))
 
@@ -295,6 +300,6 @@ class PagedCache:
 
     def _evicted(self, name: Hashable) -> None:
         self._something_went = True
-        group, key = cast("tuple[int, int]", name)
+        group, key, *_ = cast("tuple[int, ...]", name)
         if group != _ATTENTION and key in self._marks:
             self._ledger.evict(self._marks.pop(key))

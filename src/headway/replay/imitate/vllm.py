@@ -15,7 +15,8 @@ The rules, as its public source of 2026 has them in align mode (`vllm/v1/core/sc
 - With states, a part of a prompt ends at a block boundary, unless it ends the prompt; at the last boundary of the
   prompt; and at the junction. Where it ends at a boundary the state is there, in pages of its own, and may be kept.
 - "latest": it is kept at the last boundary before the prompt's last token and at the junction. "dense": everywhere. So
-  are the blocks that a window covers (`headway.replay.imitate.windows`).
+  are the blocks that a window covers (`headway.replay.imitate.windows`). "common": as "latest", but of boundaries count
+  only those that attention and states have in common.
 - Blocks can be found as soon as their step is *planned*. A state cannot be used in the step that computes it: the
   request that would, waits, and all behind it.
 - A state that is no longer the running one is freed at once; everything else when its request ends, last block first.
@@ -25,6 +26,9 @@ The rules, as its public source of 2026 has them in align mode (`vllm/v1/core/sc
 With context parallelism an attention page covers shards x `block_tokens` tokens. States stay at multiples of
 `block_tokens`, so a hit may end inside an attention page: its entries up to there are copied to a page of its own. Such
 a place is found if it is the last boundary of an earlier prompt, or lies inside a page that is found whole.
+
+With `geometry=process` context parallelism widens the blocks of states too, where they are kept and named, and not
+where they are looked for (vllm#53598): a name of a wide block is never that of a narrow one, so no state is found.
 
 Dense retention meets the figures in docs/replay.md if pages without a hash are *not* taken first; with it, it reuses
 up to two points more than they say. We take that for the order of the engine that was measured.
@@ -86,14 +90,17 @@ def vllm_pages(config: ReplayConfig, settings: VllmPreset) -> PageSizes:
                 f"preset vllm: {config.memory} bytes are only {count + 1} pages of {plan.page_bytes} bytes: give more "
                 f"memory"
             )
+    spans, shards = attention[0].span // block, config.layout.shards if settings.geometry == "process" else 1
     return PageSizes(
         block,
-        attention[0].span // block,
+        spans,
         plan.page_bytes,
         plan.state_groups,
         count,
         tuple(WindowPages(table.reach, table.groups, table.span // block) for table in windows),
         align // block or 1,
+        spans if shards > 1 or settings.retention == "common" else 1,
+        shards,
     )
 
 
@@ -116,7 +123,7 @@ class _Vllm:
         self._prompts: list[int] = trace.prompt_tokens.tolist()
         self._answers: list[int] = np.maximum(trace.answer_tokens, 1).tolist()
         self._settings, self._ledger = settings, ledger
-        self._block = pages.block_tokens
+        self._block, self._grain = pages.block_tokens, pages.block_tokens * pages.grain
         self._keys = PrefixKeys(trace, reading)
         self._cuts = pages.state_groups > 0
         """Whether parts of prompts end at block boundaries: states are kept there alone."""
@@ -229,7 +236,7 @@ class _Vllm:
         end = start + count
         if end < prefill and (end // block * block > start or block <= self._settings.step_tokens):
             end = end // block * block
-        stops = [sequence.known // block * block, sequence.junction]
+        stops = [place // self._grain * self._grain for place in (sequence.known, sequence.junction)]
         if start % block:
             stops.append((start // block + 1) * block)
         return max(0, min((stop for stop in stops if start < stop < end), default=end) - start)
