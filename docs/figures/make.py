@@ -33,6 +33,8 @@ from headway.cache import (
     Recurrent,
     SlidingWindow,
 )
+from headway.formats import Trace
+from headway.incident import block_tables, sessions, steps
 
 HERE = Path(__file__).resolve().parent
 
@@ -288,11 +290,73 @@ def waterfall() -> Figure:
     return figure
 
 
+STEPS_AT = 4
+"""Ranks in the figures of docs/incident.md. Hits do not depend on what is answered, so answers are made up."""
+
+
+def conversations() -> tuple[Trace, int]:
+    """The conversations of `headway incident`, and the number of the request that is drawn."""
+    random = np.random.default_rng(1)
+    asked = list(sessions.conversations(sessions.turns(), lambda _: random.integers(3, 4096, 6, dtype=np.int32)))
+    return sessions.recorded(asked), [one.name for one in asked].index("A4")
+
+
+def incident() -> Figure:
+    """What each rule reuses, what it loses to states, and what no cache could save."""
+    groups: list[LayerSpec] = [FullAttention("full", 800), Recurrent("state", 19_200), FullAttention("draft", 320)]
+    runs = steps.run_steps(conversations()[0], groups, STEPS_AT)
+    figure, axes = plt.subplots(figsize=(9.0, 2.7))
+    for row, run in enumerate(runs):
+        found = run.result.whole
+        most, reused = found.endless_hit_rate, found.token_hit_rate
+        for left, width, colour in ((0, reused, GREEN), (reused, most - reused, ORANGE), (most, 1 - most, LIGHT)):
+            axes.barh(row, width, 0.62, left=left, color=colour)
+        axes.text(reused + 0.008, row, f"{reused:.1%}", va="center", color="white" if reused < 0.7 else INK)
+        published = steps.PUBLISHED[row]
+        if published:
+            axes.plot([published] * 2, [row - 0.4, row + 0.4], color=BLUE, linewidth=2.2)
+            axes.text(published, row - 0.42, f"published {published:.1%}", ha="center", color=BLUE, fontsize=8)
+    axes.set_yticks(range(len(runs)), [f"{n}. {step.name}" for n, step in enumerate(steps.STEPS, 1)])
+    axes.set_ylim(len(runs) - 0.5, -0.7)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.set_xlabel("share of prompt tokens: reused (green), lost to states (orange), new to any cache (grey)")
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    return figure
+
+
+def incident_tables() -> Figure:
+    """The block tables of one request, rank by rank: latents split by tokens, and the state."""
+    groups: list[LayerSpec] = [FullAttention("full", 800), Recurrent("state", 19_200), FullAttention("draft", 320)]
+    trace, number = conversations()
+    hit = block_tables.found_by(trace, steps.configuration(steps.STEPS[-1], groups, STEPS_AT), number)
+    latents, state = block_tables.tables_of(hit, STEPS_AT)
+    figure, axes = plt.subplots(figsize=(9.0, 2.9))
+    bare(axes, (-0.9, 8.1), (-4.7, 1.5))
+    for column, name in enumerate(latents.head[1:]):
+        axes.text(column + 0.5, 0.62, f"{name}\n{latents.rows[0][column + 1]}", ha="center", fontsize=8.3)
+    axes.text(6.75, 0.62, f"{state.head[1]}\nthe state", ha="center", fontsize=8.3)
+    for rank in range(STEPS_AT):
+        axes.text(-0.12, -rank - 0.0, f"rank {rank}", ha="right", va="center")
+        for column, cell in enumerate(latents.rows[rank + 1][1:]):
+            box(axes, column, -rank - 0.4, 1, 0.8, SKY)
+            axes.text(column + 0.5, -rank, cell, ha="center", va="center", fontsize=7.6)
+        box(axes, 5.5, -rank - 0.4, 2.5, 0.8, YELLOW)
+        axes.text(6.75, -rank, state.rows[rank][1], ha="center", va="center", fontsize=7.6)
+    axes.text(2.5, -4.3, "attention: each rank has a quarter of the tokens under an id", ha="center", fontsize=8.6)
+    axes.text(6.75, -4.3, "states: each rank has all of it, for its heads", ha="center", fontsize=8.6)
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "idea": idea,
     "geometry": geometry,
     "life": life,
     "waterfall": waterfall,
+    "incident": incident,
+    "incident-tables": incident_tables,
 }
 
 

@@ -38,7 +38,7 @@ class Story:
 
     Attributes:
         ranks: Ranks.
-        requests: The conversations, as one rank answered them.
+        requests: The conversations, as one process answered them.
         served: What the ranks did with them.
         runs: A record for each step.
         tables: Block tables of one request, and the sizes that the fault mixed up.
@@ -86,8 +86,8 @@ def incident(
 
     Conversations with shared instructions and branches are answered by a tiny random Kimi-K3 and then go through the
     cache's bookkeeping under four rules, each better than the one before. The last one is Headway's, and is also
-    served for real: a process for each rank, a DSpark drafter, and answers that must equal those of one rank without a
-    cache, token for token. No times are measured. It takes about two minutes on two cores.
+    served for real: a process for each rank, a DSpark drafter, and answers that must equal those of transformers in one
+    process without a cache, token for token. No times are measured. It takes about two minutes on two cores.
 
         headway incident
 
@@ -121,8 +121,8 @@ def _told(ranks: int) -> Story:
         model = Path(folder) / "tiny-k3"
         say("writing a tiny random Kimi-K3 and its drafter")
         write_model(model, ranks)
-        with counting("answered by one rank without a cache", count, "requests", console) as tell:
-            requests = answered_by_one(model, say, tell)
+        with counting("answered by one process without a cache", count, "requests", console) as tell:
+            requests = answered_by_one(model, tell)
         with counting(f"served by {ranks} ranks", count, "requests", console) as tell:
             served = served_by_ranks(model, ranks, requests, say, tell)
     say("running the four rules")
@@ -137,7 +137,7 @@ def _differences(requests: Sequence[Request], served: Served, hits: Sequence[int
     found = []
     for one, answer, hit, expected in zip(requests, served.answers, served.hits, hits, strict=True):
         if answer.tolist() != one.answer.tolist():
-            found.append(f"request {one.name}: the ranks answered {answer.tolist()}, one rank {one.answer.tolist()}")
+            found.append(f"request {one.name}: the ranks answered {answer.tolist()}, one process {one.answer.tolist()}")
         if hit != expected:
             found.append(f"request {one.name}: the ranks reused {hit} tokens, the bookkeeping alone {expected}")
     return found
@@ -177,8 +177,8 @@ def show(story: Story, console: Console) -> None:
         write(fault, style="bold red")
     if not story.faults:
         write(
-            f"All steps hold. {story.ranks} ranks answered every request with the tokens of one rank that computed all "
-            f"of it. They reused {sum(story.served.hits):,} tokens, as the bookkeeping alone says for step "
+            f"All steps hold. {story.ranks} ranks answered every request with the tokens of one process that computed "
+            f"all of it. They reused {sum(story.served.hits):,} tokens, as the bookkeeping alone says for step "
             f"{len(STEPS)}. {story.served.accepted} of {story.served.drafted} drafted tokens were accepted: the "
             f"drafter is random.",
             style="bold green",

@@ -1,8 +1,8 @@
-"""The conversations answered by a tiny random Kimi-K3: on one rank without a cache, and on several ranks with one.
+"""The conversations answered by a tiny random Kimi-K3: by one process without a cache, and by several ranks with one.
 
-One rank that computes every prompt from its first token on says what the answers are. Then processes, one per rank,
-serve the same prompts with everything that the incident had: states by heads, latents split by tokens, a DSpark drafter
-whose latents are split likewise, and prefix hits. A token that differs is a fault.
+What the answers are, `generate()` of transformers says, which computes each prompt from its first token on. Then
+processes, one per rank, serve the same prompts with everything that the incident had: states by heads, latents split by
+tokens, a DSpark drafter whose latents are split likewise, and prefix hits. A token that differs is a fault.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from headway.cache import LayerSpec
 from headway.engine import Engine, EngineConfig, GenerationRequest, ParallelConfig, RequestResult
 from headway.engine.build import BuiltEngine, build_engine
 from headway.incident.sessions import ANSWER, Ints, Request, conversations, turns
 from headway.models.kimi_k3.tiny import tiny_config, write_tiny, write_tiny_draft
+from headway.runtime.loading import load_model
 from headway.runtime.sources import resolve_source
 
 __all__ = ["RANKS", "Served", "answered_by_one", "served_by_ranks", "write_model"]
@@ -68,13 +70,26 @@ def write_model(folder: Path, ranks: int) -> None:
     write_tiny_draft(folder / "draft")
 
 
-def answered_by_one(folder: Path, say: Say, tell: Tell) -> list[Request]:
-    """Answer all conversations on one rank that reuses nothing and drafts nothing."""
-    found = []
-    with _running(folder, EngineConfig(memory=_MEMORY, prefix_reuse=False), say) as built:
-        for one in conversations(turns(), lambda tokens: _ids(_ask(built.engine, tokens, ()))):
+def answered_by_one(folder: Path, tell: Tell) -> list[Request]:
+    """Answer all conversations by `generate()` of transformers, in this process: no cache of ours, and no drafts."""
+    model = load_model(str(folder)).model
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = None  # every answer has its full length
+
+    def answer(tokens: Ints) -> Ints:
+        prompt = torch.tensor([tokens.tolist()])
+        asked = {"max_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 0}
+        made = model.generate(prompt, attention_mask=torch.ones_like(prompt), **asked)  # type: ignore[operator]
+        return made[0, len(tokens) :].numpy().astype(np.int32)
+
+    found, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # of so small a model threads only wait for each other
+    try:
+        for one in conversations(turns(), answer):
             found.append(one)
             tell(len(found))
+    finally:
+        torch.set_num_threads(threads)
     return found
 
 

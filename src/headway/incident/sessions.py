@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headway.formats import Trace, TraceBuilder
 
-__all__ = ["ANSWER", "BLOCK", "SCALE", "Turn", "conversations", "recorded", "turns"]
+__all__ = ["ANSWER", "BLOCK", "SCALE", "Request", "Turn", "conversations", "recorded", "turns"]
 
 BLOCK = 32
 """Tokens in a block on one rank, as vLLM lays pages out: 1,536 for Kimi-K3."""
