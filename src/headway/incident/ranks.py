@@ -80,7 +80,7 @@ def answered_by_one(folder: Path, tell: Tell) -> list[Request]:
         prompt = torch.tensor([tokens.tolist()])
         asked = {"max_new_tokens": ANSWER, "do_sample": False, "pad_token_id": 0}
         made = model.generate(prompt, attention_mask=torch.ones_like(prompt), **asked)  # type: ignore[operator]
-        return made[0, len(tokens) :].numpy().astype(np.int32)
+        return np.array(made[0, len(tokens) :].tolist(), dtype=np.int32)
 
     found, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)  # of so small a model threads only wait for each other
