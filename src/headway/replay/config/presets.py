@@ -42,10 +42,10 @@ class VllmPreset:
         retention: Which states can be hit: "latest" (the last block boundary of the prompt, and junctions), "common"
             (these two, at multiples of what a page of attention covers over all ranks), or "dense" (wherever a step
             ended on a block boundary).
-        geometry: Who is told of context parallelism: "group" (those groups that it splits), or "process" (all of them,
-            the fault of vllm#53598: what is kept of a state under one size of blocks is looked for under another).
         match_unit: Tokens between two places where a hit can end, vLLM's `prefix_match_unit`; a divisor of
             `block_tokens`, for models with states. 0: `block_tokens`.
+        geometry: Who is told of context parallelism: "group" (those groups that it splits), or "process" (all of them,
+            the fault of vllm#53598: what is kept of a state under one size of blocks is looked for under another).
         running: Most requests that run at once. As many are in flight as long as there are any: arrival times are
             not used.
         step_tokens: Most tokens of one step.

@@ -29,7 +29,7 @@ class PageSizes:
         windows: Pages of sliding windows. A model has windows or states.
         align: Hits end at multiples of so many blocks.
         grain: States are kept at multiples of so many blocks.
-        named_by: Blocks in the size of block under which a state is kept; it is looked for under blocks of one.
+        named_by: Times its own size of blocks under which a state is kept; it is looked for under its own size.
     """
 
     block_tokens: int

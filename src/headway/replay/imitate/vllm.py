@@ -90,7 +90,7 @@ def vllm_pages(config: ReplayConfig, settings: VllmPreset) -> PageSizes:
                 f"preset vllm: {config.memory} bytes are only {count + 1} pages of {plan.page_bytes} bytes: give more "
                 f"memory"
             )
-    spans, process = attention[0].span // block, settings.geometry == "process"
+    spans, shards = attention[0].span // block, config.layout.shards if settings.geometry == "process" else 1
     return PageSizes(
         block,
         spans,
@@ -99,8 +99,8 @@ def vllm_pages(config: ReplayConfig, settings: VllmPreset) -> PageSizes:
         count,
         tuple(WindowPages(table.reach, table.groups, table.span // block) for table in windows),
         align // block or 1,
-        spans if process or settings.retention == "common" else 1,
-        spans if process else 1,
+        spans if shards > 1 or settings.retention == "common" else 1,
+        shards,
     )
 
 
