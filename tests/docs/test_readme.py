@@ -52,6 +52,7 @@ NOT_RUN = {
     "headway inspect": "a form, not a command; tests/runtime/test_loading.py inspects",
     "headway bench": "measures for minutes; tests/engine and `make bench` use it",
     "headway incident": "runs ranks for minutes; tests/incident runs it",
+    "headway lint": "a form, not a command; tests/replay/ask/test_prompt_faults.py lints",
     "headway sweep": "a form, not a command; tests/replay/test_sweep.py sweeps",
     "headway advise": "a form, not a command; tests/replay/test_advice.py advises",
     "headway explain": "a form, not a command; tests/replay/test_explain.py explains",
