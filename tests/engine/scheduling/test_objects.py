@@ -352,3 +352,15 @@ def test_a_load_that_is_not_made_is_told_after_a_reset_as_well():
     second.run()
     assert request.cached_tokens == 0
     assert Reason.COMPUTED_ANEW in request.explanation.reasons
+
+
+def test_a_tier_that_was_slow_is_tried_again():
+    """It is slower than computing by what is known of it, and nothing else would ever measure it."""
+    store = MemoryStore()
+    served(bench_of("hybrid", store), *range(40))
+    second = bench_of("hybrid", store, blocks=600)
+    second.lower.rates.computed(second.cache.config.cost.between(0, 39), 1e-9)
+    requests = [second.add(prompt(40, seed), 1) for seed in range(40)]
+    second.run()
+    second.check_right(*requests)
+    assert [request.cached_tokens for request in requests].count(39) == 1

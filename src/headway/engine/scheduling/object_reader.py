@@ -18,6 +18,8 @@ __all__ = ["Fetch", "ObjectReader"]
 
 _LONGEST_SECONDS = 30.0
 """Longest time that a request waits for objects, where it is not known how long computing would take."""
+_TRIED = 32
+"""Of so many loads that do not seem to pay, one is made."""
 _SHORTEST_SECONDS = 0.5
 """Least time that objects get: a disk may have to wake up."""
 _WHY = {
@@ -68,6 +70,7 @@ class ObjectReader:
         name: A namespace as tiers know it; None if it is forgotten.
         post: Has a function called in the engine's thread.
         era: How often something was forgotten: what was looked for before must not be used.
+        declined: Loads that were not made because computing costs less.
     """
 
     objects: ObjectTiers
@@ -76,6 +79,7 @@ class ObjectReader:
     name: Callable[[int], Namespace | None]
     post: Callable[[Callable[[], None]], object] = lambda call: call()
     era: int = 0
+    declined: int = 0
 
     def start(self, prompt: Prompt, floor: int, known: int, done: Callable[[Fetched], None]) -> Fetch | None:
         """Fetch what tiers have of `prompt` behind its first `known` tokens, with all that lies behind `floor`.
@@ -108,8 +112,10 @@ class ObjectReader:
         best = max(places, key=lambda place: (self._gain(place, known), place.position))
         era = self.era
         if self._gain(best, known) <= 0:
-            self.post(lambda: fetch.end(Fetched(declined=places[-1].position)))
-            return True
+            if not self._tries():
+                self.post(lambda: fetch.end(Fetched(declined=places[-1].position)))
+                return True
+            best = places[-1]
 
         def ended(loaded: Loaded) -> None:
             losses = tuple(_loss(best.position, failure) for failure in loaded.failures[:1])
@@ -118,6 +124,11 @@ class ObjectReader:
 
         fetch.load = self.objects.load(best, floor, ended, self._patience(best, known))
         return True
+
+    def _tries(self) -> bool:
+        """Whether a load is made that does not seem to pay: now and then, as what is never read is never measured."""
+        self.declined += 1
+        return self.declined % _TRIED == 0
 
     def _gain(self, place: Place, known: int) -> float:
         """Seconds that fetching a place saves; while computing was not measured, what it saves of compute."""
