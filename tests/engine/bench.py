@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,15 @@ WORLDS: dict[str, list[LayerSpec]] = {
         Recurrent("state", 100),
     ],
 }
+
+
+_OPEN: weakref.WeakSet[ObjectTiers] = weakref.WeakSet()
+
+
+def close_tiers() -> None:
+    """End the threads of all tiers that benches have opened."""
+    while _OPEN:
+        _OPEN.pop().close(0.0)
 
 
 @dataclass
@@ -78,6 +88,7 @@ class Bench:
         groups = object_groups(self.cache.geometry, self.device)
         layout = ObjectLayout(b"weights", groups, self.cache.geometry.lookahead, stretch=8)
         objects = ObjectTiers(layout, KEY, self.stores, self.staging)
+        _OPEN.add(objects)
         moves = ObjectMoves(self.cache.geometry, self.device)
         objects.scanned(self.scan_seconds)
         lower = LowerTiers(self.cache, host, objects, moves, self.write)

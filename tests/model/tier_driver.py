@@ -7,7 +7,9 @@ whatever a step reads. Its stores fail on purpose (`FaultyStore`); what they rea
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -237,9 +239,11 @@ class TierDriver:
         self.faulty: list[FaultyStore] = []
         self.tampered = False
         self.allowed: set[int] = set()
-        self._folder = tempfile.TemporaryDirectory() if world.files else None
+        self._folder = tempfile.mkdtemp() if world.files else None
+        if self._folder is not None:  # an example that is given up halfway ends without a word
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         bases: list[Store] = [
-            DiskStore(self._folder.name) if self._folder and not i else MemoryStore(world.store_bytes)
+            DiskStore(self._folder) if self._folder and not i else MemoryStore(world.store_bytes)
             for i in range(world.disk + world.store)
         ]
         labels = [*(["disk"] if world.disk else []), *(["store"] if world.store else [])]
@@ -481,6 +485,6 @@ class TierDriver:
             janitor.close(SECONDS)
             Contents(base, layout, KEY, namespaces).check_nothing_loose()
         if self._folder is not None:
-            left = [str(place) for place in Path(self._folder.name).rglob(".tmp-*")]
+            left = [str(place) for place in Path(self._folder).rglob(".tmp-*")]
             assert not left, f"temporary files are left: {left}"
-            self._folder.cleanup()
+            shutil.rmtree(self._folder)

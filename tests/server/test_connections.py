@@ -69,6 +69,8 @@ def test_a_client_that_takes_nothing_of_its_answer_is_left():
         gone.set()
 
     class NoEngine:
+        config = EngineConfig()
+
         def drain(self, timeout: float) -> bool:
             return True
 
