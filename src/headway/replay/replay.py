@@ -85,7 +85,10 @@ def _without(
     clairvoyant: bool,
     progress: Progress | None,
 ) -> ReplayResult:
-    """Replay what can be served: what was refused is no part of what traffic has to give, and no loss of the cache."""
+    """Replay what can be served: what was refused is no part of what traffic has to give, and no loss of the cache.
+
+    Without it, symbols may get another width, and then another request may be refused as well.
+    """
     gone = np.zeros(len(trace), dtype=bool)
     gone[list(refused)] = True
     kept = np.flatnonzero(~gone)
@@ -104,9 +107,9 @@ def _without(
     return replace(
         served,
         prefixes=replace(served.prefixes, worst=worst),
-        refused=len(refused),
-        refused_tokens=int(trace.prompt_tokens[gone].sum()),
-        needed=max(refused.values()),
+        refused=len(refused) + served.refused,
+        refused_tokens=int(trace.prompt_tokens[gone].sum()) + served.refused_tokens,
+        needed=max(served.needed or 0, *refused.values()),
     )
 
 

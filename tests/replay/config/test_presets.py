@@ -35,7 +35,7 @@ def test_what_is_shown_can_be_given_again(given: str | MarconiPreset | None, sho
 def test_settings_that_were_found_are_described_in_full() -> None:
     found = VllmPreset(block_tokens=64, state_groups=3)
     assert described(found) == (
-        "vllm-0.33,block_tokens=64,state_groups=3,retention=latest,match_unit=0,running=16,step_tokens=8192"
+        "vllm-0.33,block_tokens=64,state_groups=3,retention=latest,match_unit=0,running=16,step_tokens=8192,geometry=group"
     )
     assert preset_of(described(found)) == found
 

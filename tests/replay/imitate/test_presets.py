@@ -58,7 +58,7 @@ def test_a_preset_is_named_in_text() -> None:
         ("vllm,blocks=3", "no setting 'blocks'"),
         ("vllm,running=many", "not a whole number"),
         ("vllm,running=0", "running is 0"),
-        ("vllm,retention=some", "latest or dense"),
+        ("vllm,retention=some", "latest or common or dense"),
         ("vllm,running=64,step_tokens=10", "one token of each step"),
         ("sglang,memory_ratio=0", "memory_ratio"),
         ("sglang,chunk_tokens=100", "multiples of grain_tokens"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.cache import (
@@ -85,6 +85,7 @@ def test_every_kind_of_model(model: str, memory: int | None) -> None:
 
 
 @settings(max_examples=20)
+@example([[0, 0], [0, 0, 0]], 250_000, "everything", "continuation", "lru")  # without the second the first is refused
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=25),
     st.sampled_from([250_000, 500_000, 3_000_000, None]),
