@@ -160,7 +160,7 @@ $(VENV)/.serve: pyproject.toml packages/builtin-model/pyproject.toml constraints
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml packages/builtin-model/pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,serve$(comma)report$(comma)ray$(comma)docs$(comma)dev,what the server and all checks need (torch, transformers, pytest, mkdocs, ...))
+	$(call install,serve$(comma)report$(comma)ray$(comma)tiers$(comma)docs$(comma)dev,what the server and all checks need (torch, transformers, pytest, mkdocs, ...))
 	@touch $(VENV)/.serve $@
 
 comma := ,
