@@ -125,6 +125,7 @@ def test_a_reset_is_done_when_the_disk_is_empty(tmp_path: Path):
         ({"tier_write": "back"}, "add --disk"),
         ({"store_key": "key"}, "add --disk or --store"),
         ({"disk": "/tmp/x:1GB", "tier_write": "never"}, "through, selective, back"),
+        ({"tier_grace": 60.0}, "add --disk or --store"),
         ({"host_memory": 0}, "at least 1"),
     ],
 )

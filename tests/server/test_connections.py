@@ -176,7 +176,7 @@ class Writing:
     """An engine that takes as long to end as its tiers may."""
 
     def __init__(self, grace: float) -> None:
-        self.config = EngineConfig(tiers=TierOptions(tier_grace=grace))
+        self.config = EngineConfig(tiers=TierOptions(disk="unused:1GB", tier_grace=grace))
         self.waits: list[float] = []
 
     def drain(self, timeout: float) -> bool:

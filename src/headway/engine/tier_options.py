@@ -15,7 +15,7 @@ __all__ = ["WRITES", "TierOptions"]
 
 WRITES = ("through", "selective", "back")
 """When something is written to disks and stores, the default first."""
-_PANEL = "Lower tiers of memory"
+_PANEL, _GRACE = "Lower tiers of memory", 10.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class TierOptions:
         ),
     ] = "through"
     tier_grace: Annotated[float, option(_PANEL, "Seconds that a server which stops takes to write what it keeps.")] = (
-        10.0
+        _GRACE
     )
 
     def __post_init__(self) -> None:
@@ -86,6 +86,10 @@ class TierOptions:
         if self.store is not None and self.store_key is None and self.disk is None:
             raise ConfigError(
                 "a store needs one key for all its servers: give --store-key FILE, the same file to each of them"
+            )
+        if self.tier_grace != _GRACE and not self.below:
+            raise ConfigError(
+                "tier_grace is time to write to disk and store, and there is neither: add --disk or --store"
             )
         if not 0 <= self.tier_grace <= 3600:
             raise ConfigError(f"tier_grace is {self.tier_grace}, it must be from 0 to 3600 seconds")

@@ -65,7 +65,7 @@ class ChatRenderer(Protocol):
 
 
 class ByteRenderer:
-    """Every byte a token, and every message under its role: nothing to download, and no model's own form."""
+    """Every byte is one token, and every message stands under its role: nothing to download, no model's own form."""
 
     def prompt(self, body: Mapping[str, Any]) -> Rendered:
         """The prompt of a request."""

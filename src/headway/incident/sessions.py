@@ -114,7 +114,7 @@ def conversations(asked: list[Turn], answer: Answer) -> Iterator[Request]:
 
 
 def recorded(requests: list[Request]) -> Trace:
-    """The conversations as a trace, a request a second."""
+    """The conversations as a trace, one request per second."""
     builder = TraceBuilder("sessions", "made", 1)
     for time, one in enumerate(requests):
         builder.add_tokens(one.tokens.tolist(), one.answer.tolist(), float(time), boundaries=one.boundaries)

@@ -20,7 +20,7 @@ CONFIG = ReplayConfig(HYBRID, None)
 
 
 def made(prompts: list[list[int]]) -> Trace:
-    """Blocks of 10 tokens and a tail of 3; a request a second."""
+    """Blocks of 10 tokens and a tail of 3; one request per second."""
     builder = TraceBuilder("made", "test", 10)
     for time, prompt in enumerate(prompts):
         builder.add_blocks(prompt, len(prompt) * 10 + 3, 5, time)

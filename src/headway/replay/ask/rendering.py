@@ -71,7 +71,7 @@ class ServerRenderer:
 
 
 def renderer_of(name: str) -> ChatRenderer:
-    """The renderer of a tokenizer: "bytes" (every byte a token; nothing to download), or one of transformers.
+    """The renderer of a tokenizer: "bytes" (every byte is one token; nothing to download), or one of transformers.
 
     Raises:
         ConfigError: One that cannot be loaded.
