@@ -24,12 +24,12 @@ FAMILIES = ("Llama", "Gemma 3", "gpt-oss", "Qwen3-Next", "Granite hybrid", "Falc
 RUNNING, STEP, ANSWER = 4, 64, 8
 
 
-def traffic(seed: int, talks: int = 16, turns: int = 4) -> list[list[int]]:
-    """Prompts of conversations that begin alike, in the order in which they are asked."""
+def traffic(seed: int, scale: int, talks: int = 16, turns: int = 4) -> list[list[int]]:
+    """Prompts of conversations that begin alike, in the order they are asked in; texts are `scale` times as long."""
     chance = random.Random(seed)
 
     def words(count: int) -> list[int]:
-        return [chance.randrange(3, models.VOCABULARY) for _ in range(count)]
+        return [chance.randrange(3, models.VOCABULARY) for _ in range(count * scale)]
 
     systems = [words(80), words(120)]
     texts = [list(systems[talk % 2]) for talk in range(talks)]
@@ -42,18 +42,19 @@ def traffic(seed: int, talks: int = 16, turns: int = 4) -> list[list[int]]:
     return asked
 
 
-def serve(folder: str, recording: str, counters: str, blocks: int) -> dict[str, Any]:
+def serve(folder: str, recording: str, counters: str, blocks: int, scale: int) -> dict[str, Any]:
     """Ask a model everything, at most RUNNING at once. Returns the size of its pages and the bytes of its pool."""
     made = engine.Engine(
         Path(folder),
         "vllm",
+        length=engine.LENGTH * scale,
         dtype="bfloat16",
         max_num_seqs=RUNNING,
         max_num_batched_tokens=STEP,
         num_gpu_blocks_override=blocks,
         disable_log_stats=False,
     )
-    prompts = traffic(1)
+    prompts = traffic(1, scale)
     for i, prompt in enumerate(prompts):
         made.ask(str(i), prompt, ANSWER)
     answers: dict[str, engine.Answer] = {}
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--blocks", type=int, default=60, help="pages of the pool")
+    parser.add_argument("--scale", type=int, default=1, help="texts so many times as long, at most 4: for large pages")
     asked = parser.parse_args()
     for family in asked.families.split(","):
         folder = asked.folder / family.replace(" ", "-")
@@ -84,7 +86,7 @@ def main() -> None:
         recording, counters = folder.with_suffix(".jsonl"), folder.with_suffix(".metrics")
         paths = (str(folder), str(recording), str(counters))
         try:
-            found = engine.apart(serve, *paths, asked.blocks, log=folder.with_suffix(".log"))
+            found = engine.apart(serve, *paths, asked.blocks, asked.scale, log=folder.with_suffix(".log"))
         except RuntimeError as error:  # a family that this vLLM does not compute on CPUs
             print(f"# {family}: {error}", flush=True)
             continue

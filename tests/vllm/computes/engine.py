@@ -65,8 +65,8 @@ class Engine:
         preemptions: Requests preempted so far.
     """
 
-    def __init__(self, folder: Path, cache: str, **options: Any) -> None:
-        """`cache`: "none", "vllm" or "headway". `options` are vLLM's own."""
+    def __init__(self, folder: Path, cache: str, *, length: int = LENGTH, **options: Any) -> None:
+        """`cache`: "none", "vllm" or "headway". `length`: tokens of the longest request. `options` are vLLM's own."""
         if cache == "headway":
             options["scheduler_cls"] = "headway.vllm.Scheduler"
             options["worker_extension_cls"] = "headway.vllm.WholePages"
@@ -74,7 +74,7 @@ class Engine:
             str(folder),
             skip_tokenizer_init=True,
             enforce_eager=True,
-            max_model_len=LENGTH,
+            max_model_len=length,
             block_size=32,
             enable_prefix_caching=cache == "vllm",
             **options,
