@@ -15,8 +15,17 @@ from headway.tell.facts import RunFacts, facts_of
 from headway.tell.labels import memory_text
 from headway.tell.lower import lower_steps, on_lower
 from headway.tell.prompt_faults import PromptFault, on_faults
-from headway.tell.run import RunRecord
-from headway.tell.sentences import format_seconds, on_growth, on_memory, on_refused, on_savings, on_waterfall, waits
+from headway.tell.run import CapacityPoint, RunRecord
+from headway.tell.sentences import (
+    format_seconds,
+    on_capacity,
+    on_growth,
+    on_memory,
+    on_refused,
+    on_savings,
+    on_waterfall,
+    waits,
+)
 
 __all__ = ["Study", "Variant", "advice_text", "split_of"]
 
@@ -63,6 +72,7 @@ class Study:
         absent: By engine that was not run: why not.
         faults: What in the prompts keeps known text from being reused.
         lower: Lower tiers of memory on that layout, one more at a time.
+        capacity: What other sizes of memory reuse with the best settings; empty where nobody asked.
     """
 
     today: Variant
@@ -76,6 +86,7 @@ class Study:
     absent: Mapping[str, str] = field(default_factory=dict)
     faults: Sequence[PromptFault] = ()
     lower: Sequence[Variant] = ()
+    capacity: Sequence[CapacityPoint] = ()
 
     @property
     def variants(self) -> list[Variant]:
@@ -291,6 +302,8 @@ def _options(found: Study) -> Iterator[str]:
             continue
         points = 100 * (variant.facts.reused - base.reused)
         yield f"- {variant.name}: {variant.facts.reused:.1%} ({points:+.1f} points){times}{_remark(variant)}"
+    if found.capacity:
+        yield f"- {on_capacity(found.capacity)}"
     yield from _on_lower(found)
     if base.future is not None and base.future - base.reused >= _WORTH:
         points = 100 * (base.future - base.reused)

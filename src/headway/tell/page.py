@@ -133,8 +133,8 @@ def _sections(found: Comparison) -> list[_Section]:
         curve = [draw.memory_sizes(found)]
         sections.append(_Section("Hit rate over memory", sentences.on_memory_sizes(found), curve))
     if run.result.capacity:
-        curve = [draw.capacity(run)]
-        sections.append(_Section(f"What other sizes of memory reuse{of}", sentences.on_capacity(run), curve))
+        text, curve = sentences.on_capacity(run.result.capacity), [draw.capacity(run)]
+        sections.append(_Section(f"What other sizes of memory reuse{of}", text, curve))
     table, drawing = tables.waterfall(facts), draw.waterfall(facts)
     told, faults = sentences.on_waterfall(facts), on_faults(facts.faults)
     sections.append(_Section(f"Where the tokens went{of}", told, [drawing], table, faults))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headway.sizes import counted, format_bytes
 from headway.tell.comparison import Comparison, refusals
 from headway.tell.facts import Refused, RunFacts, Trend
 from headway.tell.labels import memory_text
 from headway.tell.latency import Latency, TimeSaved
-from headway.tell.run import RunRecord
+from headway.tell.run import CapacityPoint, RunRecord
 
 __all__ = [
     "format_seconds",
@@ -189,11 +191,12 @@ _CAUSES = {
 }
 
 
-def on_capacity(run: RunRecord) -> str:
+def on_capacity(curve: Sequence[CapacityPoint]) -> str:
     """The least memory of the curve that gives nearly what the most of it gives."""
-    curve = run.result.capacity
     points = [(point.memory, point.lru_tokens if point.tokens is None else point.tokens) for point in curve]
     most = max(rate for _, rate in points)
+    if not most:
+        return f"Replayed in tokens alone, no size of memory up to {format_bytes(points[-1][0], 1000)} reuses anything."
     enough, rate = next((memory, rate) for memory, rate in points if rate >= 0.95 * most)
     return (
         f"Replayed in tokens alone, {format_bytes(enough, 1000)} per rank would reuse {rate:.1%} of the tokens, nearly "

@@ -20,7 +20,7 @@ from headway.replay.ask.setting import Setting
 from headway.tell import read_runs
 from headway.tell.advice import Study, Variant, advice_text, split_of
 from headway.tell.engines import UNSERVED, Setup, beside_running, fewer_running, flags
-from headway.tell.run import GroupSize, Kind, Memory, RunRecord
+from headway.tell.run import CapacityPoint, GroupSize, Kind, Memory, RunRecord
 
 TRACE = generate("mixed", 20, seed=1)
 K3 = ModelChoice("kimi-k3")
@@ -215,6 +215,18 @@ def test_gains_and_remarks() -> None:
         assert metric in text
 
 
+def test_the_least_memory_that_is_nearly_enough_is_told() -> None:
+    curve = [CapacityPoint(size * 10**9, 0.1, 0.1, rate, rate) for size, rate in ((10, 0.1), (20, 0.29), (40, 0.3))]
+    found = decided({1: 100, 2: 100, 4: 100, 8: 100})
+    text = advice_text(replace(found, capacity=curve))
+    assert "20.0 GB per rank would reuse 29.0% of the tokens, nearly as much as 40.0 GB (30.0%)" in text
+    assert "in tokens alone" not in advice_text(found)
+    nothing = [CapacityPoint(10**9, 0.0, 0.0), CapacityPoint(2 * 10**9, 0.0, 0.0)]
+    text = advice_text(replace(found, capacity=nothing))
+    assert "no size of memory up to 2.0 GB reuses anything" in text
+    assert "nearly as much" not in text
+
+
 def test_flags() -> None:
     values = {"tp": 8, "dcp": 8, "kv_dtype": "fp8", "state_dtype": "bf16"}
     told = flags(Setup("kimi-k3", values, 20 * GB, None, 50_000_000, 3456.0, 1.0, 4))
@@ -354,6 +366,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert ended.value.code == 0, err
     assert "vllm serve PATH_OR_HUB_ID" in out
+    assert "Replayed in tokens alone" in out
+    assert "What other sizes of memory reuse" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "advice.md").read_text().strip() in out
     assert (tmp_path / "report.html").exists()
     with pytest.raises(SystemExit):

@@ -232,7 +232,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert ended.value.code == 0, err
     assert "value, 1 GB" in out
     assert "lru, 4 GB" in out
-    assert "Hit rate over memory" in (tmp_path / "s" / "report.html").read_text()
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert "Hit rate over memory" in page
+    assert "What other sizes of memory reuse" not in page, "several were run"
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", "--limit", "10", "--memory", "1GB", "--jobs", "1", "--out", str(tmp_path / "one")])
+    assert ended.value.code == 0
+    assert "What other sizes of memory reuse" in (tmp_path / "one" / "report.html").read_text()
+    capsys.readouterr()
     with pytest.raises(SystemExit):
         main([*arguments, "--json"])
     out, err = capsys.readouterr()

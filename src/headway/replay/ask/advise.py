@@ -37,6 +37,7 @@ from headway.replay.ask.grid import Point, points_of
 from headway.replay.ask.lint import faults_of
 from headway.replay.ask.model_files import is_model_files
 from headway.replay.ask.options import ClockChoice
+from headway.replay.ask.record import with_capacity
 from headway.replay.ask.setting import Setting
 from headway.replay.ask.sweep import draw, finish_points
 from headway.replay.ask.workers import Workload
@@ -126,8 +127,11 @@ def advise(
     def run(points: Sequence[Point]) -> list[RunRecord]:
         return finish_points(work, points, folder, console, jobs=where.jobs, ray=where.ray)
 
-    found = study(Question(setting, requests, running), run)
-    found = replace(found, faults=faults_of(requests, entries, source.tokenizer, setting.configure()[0]))
+    question = Question(setting, requests, running)
+    found = study(question, run)
+    focus = with_capacity(found.best.run, _point(found.best.values, question).config, requests)
+    faults = faults_of(requests, entries, source.tokenizer, setting.configure()[0])
+    found = replace(found, faults=faults, capacity=focus.result.capacity)
     share = hardware.gpu_share if hardware.gpu and hardware.memory is None else None
     checkpoint, draft = _checkpoint(model.model), model.draft is not None
     text = advice_text(found, share=share, running=running, checkpoint=checkpoint, draft=draft)
@@ -141,7 +145,9 @@ def advise(
         id(one): found.best.name for one in (*found.changes, *found.lower)
     }
     labels = [f"{base[id(one)]}, {one.name}" if id(one) in base else one.name for one in every]
-    draw(compare([one.run for one in every], labels=labels, focus=every.index(found.best)), folder, console)
+    runs, best = [one.run for one in every], every.index(found.best)
+    runs[best] = focus
+    draw(compare(runs, labels=labels, focus=best), folder, console)
 
 
 def _checkpoint(model: str | None) -> str | None:

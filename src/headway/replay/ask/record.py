@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from headway.cache import LayerSpec
 from headway.formats import Trace
+from headway.progress import counting
 from headway.replay.ask.catalogue import Model
 from headway.replay.config import ReplayConfig
 from headway.replay.config.groups import reach_of, size_of
 from headway.replay.config.presets import preset_name
+from headway.replay.run.curve import capacity_curve, sizes_around
 from headway.tell.run import GroupSize, ModelName, ReplayResult, RunRecord
 
-__all__ = ["record_of", "settings_of"]
+__all__ = ["record_of", "settings_of", "with_capacity"]
 
 _OWN = ("groups", "memory", "layout", "cost", "layers", "kinds", "roofline")
 """Fields of a configuration that a record keeps apart from its policy."""
@@ -35,6 +37,18 @@ def record_of(result: ReplayResult, config: ReplayConfig, model: Model, trace: T
         trace={"format": trace.format, "block_tokens": trace.width},
         result=result,
     )
+
+
+def with_capacity(run: RunRecord, config: ReplayConfig, trace: Trace) -> RunRecord:
+    """The run with what other sizes of memory reuse, with a progress bar.
+
+    As it is, where there is no such curve: with an endless memory, lower tiers, a preset of another engine, or a clock.
+    """
+    if config.memory is None or config.tiers or config.preset is not None or config.timing is not None:
+        return run
+    with counting("other sizes of memory", len(trace), "requests") as tell:
+        curve = capacity_curve(trace, config, sizes_around(config.memory), progress=lambda done, _: tell(done))
+    return replace(run, result=replace(run.result, capacity=curve))
 
 
 def settings_of(config: ReplayConfig) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from headway.option_records import with_records
 from headway.progress import counting
 from headway.replay.ask import options as opt
 from headway.replay.ask.lint import faults_of
-from headway.replay.ask.record import record_of
+from headway.replay.ask.record import record_of, with_capacity
 from headway.replay.ask.setting import Setting
 from headway.replay.replay import replay_trace
-from headway.replay.run.curve import capacity_curve, sizes_around
 from headway.sizes import counted, format_bytes
 from headway.tell import compare, with_facts
 from headway.tell.measured import on_measured, read_measured
@@ -99,12 +98,7 @@ def replay(
         )
     run = replace(record_of(result, config, sized, requests), faults=faults_of(read, entries, source.tokenizer, config))
     if html is not None:
-        if config.memory is not None and config.preset is None and config.timing is None:
-            with counting("other sizes of memory", len(requests), "requests") as tell:
-                curve = capacity_curve(
-                    requests, config, sizes_around(config.memory), progress=lambda done, _: tell(done)
-                )
-            run = replace(run, result=replace(result, capacity=curve))
+        run = with_capacity(run, config, requests)
         write_report(compare([run]), html)
         Console(stderr=True).print(f"the report is in {html}", highlight=False)
     if as_json:

@@ -18,6 +18,7 @@ from headway.progress import counting
 from headway.replay.ask import options as opt
 from headway.replay.ask.folder import SweepFolder
 from headway.replay.ask.grid import Point, numbers, points_of, words
+from headway.replay.ask.record import with_capacity
 from headway.replay.ask.setting import Setting
 from headway.replay.ask.workers import Workload, run_points
 from headway.sizes import counted
@@ -123,7 +124,9 @@ def sweep(
         typer.echo(json.dumps([with_facts(run) for run in runs], indent=2))
     else:
         show_runs(found, Console())
-    draw(found, folder, console)
+    if has_report() and not found.sizes:
+        runs[found.focus] = with_capacity(runs[found.focus], points[found.focus].config, requests)
+    draw(compare(runs), folder, console)
 
 
 def _below(hardware: opt.Hardware) -> dict[str, list[str]]:
