@@ -25,7 +25,7 @@ def bench_of(world: str, host: int = 400) -> Bench:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_what_had_to_go_is_read_back(world: str):
+def test_t23_what_had_to_go_is_read_back(world: str):
     bench = bench_of(world)
     first = []
     for seed in range(8):

@@ -2,6 +2,8 @@
 
 import random
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tests.engine.fakes import VOCAB
 
 from headway.cache import Reason
 from headway.engine import EngineConfig
+from headway.engine.executor import BlockRange
 from headway.tiers import TierConfig
 from headway.tiers.memory import MemoryStore
 
@@ -184,7 +187,7 @@ def test_a_write_to_blocks_that_fails_is_a_miss():
     second.check_nothing_leaks()
 
 
-def test_t2_t3_a_request_that_is_aborted_while_it_waits_leaves_nothing():
+def test_t02_t03_a_request_that_is_aborted_while_it_waits_leaves_nothing():
     store = MemoryStore()
     served(bench_of("hybrid", store), 0)
     second = bench_of("hybrid", store)
@@ -211,7 +214,7 @@ def test_t10_t12_two_loads_on_a_pool_for_one_both_end():
     assert [request.cached_tokens for request in requests] == [39] * 4
 
 
-def test_t1_a_held_source_outlives_eviction_and_reset():
+def test_t01_a_held_source_outlives_eviction_and_reset():
     bench = bench_of("hybrid", MemoryStore())
     request = bench.add(prompt(40, 0), 4)
     bench.run()
@@ -222,6 +225,87 @@ def test_t1_a_held_source_outlives_eviction_and_reset():
     assert all(free.isdisjoint(part.ids.tolist()) for part in held.parts)
     bench.cache.release_hit(held)
     assert bench.cache.free_blocks == bench.blocks
+
+
+@pytest.mark.parametrize("world", ["full", "hybrid", "all"])
+def test_t06_who_gives_way_gives_its_blocks_at_once_whatever_is_written_of_them(world: str):
+    """A fence around blocks that are read must not make others give way in vain."""
+    preemptions = []
+    for tiers in ({}, {"host_blocks": 400, "stores": [(TierConfig("disk"), MemoryStore())]}):
+        blocks = {"full": 30, "hybrid": 36, "all": 60}[world]
+        bench = Bench(WORLDS[world], blocks=blocks, config=CONFIG, **tiers)
+        requests = [bench.add(prompt(20, seed), 40, ignore_eos=True) for seed in range(3)]
+        bench.run()
+        bench.check_right(*requests)
+        preemptions.append(bench.scheduler.counters.preemptions)
+    assert 0 < preemptions[1] <= preemptions[0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_t07_nothing_is_read_for_a_store_that_a_step_has_yet_to_write(world: str):
+    """Tiers are at work while every step is planned and has not run."""
+    store = MemoryStore()
+    first = bench_of(world, store, host_blocks=100)
+    seen: list[int] = []
+
+    def at_work(work: object) -> None:
+        first.lower.work()
+        assert first.lower.objects.flush(10)
+        seen.append(len(written(store)))
+
+    first.device.before_step = at_work
+    served(first, 0, 1)
+    assert seen[0] == 0 < seen[-1]
+    second = bench_of(world, store)
+    again = served(second, 0, 1)
+    second.check_right(*again)
+    assert [request.cached_tokens for request in again] == [39, 39]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_t09_one_tier_is_not_given_what_another_has_not_loaded_yet(world: str, fails: bool):
+    """The device is being filled from the disk while host memory and a store take what is there."""
+    disk, store = MemoryStore(), MemoryStore()
+    served(bench_of(world, disk), 0)
+    stores = [(TierConfig("disk"), disk), (TierConfig("store"), store)]
+    second = Bench(WORLDS[world], blocks=60, config=CONFIG, stores=stores, host_blocks=100)
+    write = second.device.write_objects
+
+    def half_done(ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        write(ranges[:1], objects[:1])
+        second.lower.work()
+        assert second.lower.objects.flush(10)
+        assert not written(store)
+        if fails:
+            raise OSError("no")
+        write(ranges, objects)
+
+    second.device.write_objects = half_done  # type: ignore[method-assign]
+    second.check_right(*served(second, 0))
+    for name in list(disk.objects):
+        del disk.objects[name]
+    third = bench_of(world, store)
+    again = served(third, 0)
+    third.check_right(*again)
+    assert again[0].cached_tokens == 39
+
+
+def test_t14_who_waits_for_a_load_takes_no_place_of_those_that_run_and_gets_none_beyond():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), 0, 1)
+    config = replace(CONFIG, max_running=2)
+    second = Bench(WORLDS["hybrid"], blocks=120, config=config, stores=[(TierConfig("disk"), store)])
+    requests = [second.add(prompt(40, seed), 4) for seed in range(4)]
+    scheduled = second.scheduler.schedule()
+    assert scheduled is not None
+    assert (second.scheduler.loading, second.scheduler.waiting) == (2, 2)
+    assert second.scheduler.running == requests[2:]
+    second.scheduler.complete(scheduled, second.device.run(scheduled.work))
+    while second.step():
+        assert len(second.scheduler.running) <= 2
+    second.check_right(*requests)
+    assert [request.cached_tokens for request in requests] == [39, 39, 0, 0]
 
 
 def test_nothing_is_stored_of_requests_that_ask_for_it():
