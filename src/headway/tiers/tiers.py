@@ -160,7 +160,7 @@ class ObjectTiers:
         return True
 
     def load(self, place: Place, floor: int, done: Callable[[Loaded], None], seconds: float = 30.0) -> Load:
-        """Fetch all objects of a place, from the stretch that `floor` is in on.
+        """Fetch all objects of a place, from the stretch that `floor` is in on. They are not evicted until it ends.
 
         Args:
             place: From `find`.
@@ -172,7 +172,8 @@ class ObjectTiers:
         Returns:
             The load, which can be cancelled.
         """
-        return self._loader.start(place, floor, done, seconds)
+        with self._lock:
+            return self._loader.start(place, floor, done, seconds)
 
     # ---- writing
 
