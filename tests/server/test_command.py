@@ -146,3 +146,32 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
 )
 def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):
     assert text in refused(capsys, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--disk", "/dev/null/x:1GB"), "the folder /dev/null/x cannot be written to (Not a directory): give --disk"),
+        (("--disk", "~/x:1GB", "--store-key", "/no/such/key"), "the key /no/such/key cannot be read or made"),
+        (("--disk", "~/x:1GB", "--store-key", "~/short"), "home/short has 5 bytes, it needs 16 to 64"),
+        (("--store", "valkey://127.0.0.1:1", "--store-key", "~/key"), "the store does not answer: "),
+        (("--store", "valkey://127.0.0.1:1?bogus=1", "--store-key", "~/key"), "the client takes no option 'bogus'"),
+        (("--store", "s3://b?bogus=1", "--store-key", "~/key"), "the bucket b cannot be used: "),
+        (("--store", "valkey://h?password_file=~/no", "--store-key", "~/key"), "cannot be read from"),
+    ],
+)
+def test_tiers_that_cannot_be_used_are_told_before_the_model_is_loaded(
+    options: tuple[str, ...],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "short").write_text("short")
+    (home / "key").write_text("k" * 32)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("headway.engine.build.build_engine", lambda *_: pytest.fail("the model is loaded"))
+    assert text in " ".join(refused(capsys, "--port", "0", *options).split())
+    assert (home / "x").is_dir() == ("~/x:1GB" in options)

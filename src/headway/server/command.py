@@ -210,8 +210,9 @@ def serve(
 
 
 def _build(model: str | None, config: EngineConfig, console: Console, *, hints: bool) -> BuiltEngine:
-    """The engine; a model's path that is not there is told before torch is imported, which takes seconds."""
+    """The engine; a model or tiers that are not there are told before torch is imported, which takes seconds."""
     resolve_source(model)
+    config.tiers.require()
     console.print("starting ...", highlight=False)
 
     def say(line: str) -> None:
