@@ -164,7 +164,8 @@ class _Fetch:
     wanted: Wanted
     array: NDArray[np.uint8]
     users: set[Load] = field(default_factory=set)
-    state: str = "reading"  # then `there`, or the reason of its failure
+    state: str = "reading"  # then `there`, `withdrawn`, or the reason of its failure
+    withdraw: Callable[[], bool] = lambda: False
     ended: bool = False
     freed: bool = False
     at: float = 0.0  # when it arrived
@@ -355,7 +356,7 @@ class Loader:
             buffer = fetch.array.data
             with wanted.tier.lock:
                 wanted.entry.holds += 1
-            wanted.tier.fetch(
+            fetch.withdraw = wanted.tier.fetch(
                 key[1],
                 buffer,
                 wanted.reference.check,
@@ -480,6 +481,8 @@ class Loader:
     def _leave(self, load: Load, key: Key) -> None:
         fetch = load._fetches.pop(key)
         fetch.users.discard(load)
+        if not fetch.users and fetch.state == "reading" and fetch.withdraw():
+            fetch.state = "withdrawn"
         self._free(key, fetch)
 
     def _ended(self, key: Key, fetch: _Fetch) -> None:

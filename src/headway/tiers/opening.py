@@ -71,9 +71,9 @@ def open_store(url: str) -> tuple[TierConfig, Store]:
         if parts.scheme == "unix" and not parts.netloc:  # urlunsplit leaves out an empty host
             plain = f"unix://{parts.path}" + (f"?{urlencode(options)}" if options else "")
         file = None if password is None else Path(password).expanduser()
-        return config, ValkeyStore(plain, file, optional=optional)
+        return config, ValkeyStore(plain, file, config.patience, optional=optional)
     if parts.scheme == "s3" and parts.netloc:
-        return config, S3Store(parts.netloc, parts.path.strip("/"), options, optional=optional)
+        return config, S3Store(parts.netloc, parts.path.strip("/"), options, silence=config.patience, optional=optional)
     raise ConfigError(
         f"--store {parts.scheme}://... is no store: give valkey://, valkeys://, redis://, unix:// or s3://"
     )

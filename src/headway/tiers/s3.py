@@ -40,6 +40,7 @@ class S3Store:
         config: Mapping[str, str] | None = None,
         timeout: float = 30.0,
         *,
+        silence: float = 5.0,
         optional: bool = False,
     ) -> None:
         """Use a bucket that exists.
@@ -50,6 +51,7 @@ class S3Store:
             config: What obstore's `S3Store` takes: `endpoint`, `region`, ... The environment (`AWS_ACCESS_KEY_ID`,
                 `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, ...) has the rest.
             timeout: Seconds after which a request ends, retries included.
+            silence: Seconds of silence after which it ends.
             optional: A service that does not answer now is no error: it may come.
 
         Raises:
@@ -63,8 +65,8 @@ class S3Store:
         refused = (*self._missing, errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)
         opened = import_module("obstore.store").S3Store
         try:
-            self._bucket: Any = opened(bucket, prefix=prefix or None, **_settings(config or {}, timeout))
-            asked = opened(bucket, prefix=prefix or None, **_settings(config or {}, _OPENING_SECONDS))
+            self._bucket: Any = opened(bucket, prefix=prefix or None, **_settings(config or {}, timeout, silence))
+            asked = opened(bucket, prefix=prefix or None, **_settings(config or {}, _OPENING_SECONDS, silence))
             next(iter(self._obstore.list(asked, chunk_size=1)), None)
         except (*refused, errors.UnknownConfigurationKeyError, ValueError, TypeError) as error:
             raise ConfigError(f"the bucket {bucket} cannot be used: {_first_line(error)}") from error
@@ -130,10 +132,10 @@ class S3Store:
             raise StoreError(f"the store: {_first_line(error)}") from error
 
 
-def _settings(config: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    limit = timedelta(seconds=seconds)
+def _settings(config: Mapping[str, str], seconds: float, silence: float) -> dict[str, Any]:
+    limit, quiet = timedelta(seconds=seconds), timedelta(seconds=silence)
     given: dict[str, Any] = {"region": "us-east-1"} if "endpoint" in config else {}
-    given["client_options"] = {"timeout": limit, "connect_timeout": timedelta(seconds=5), "allow_http": True}
+    given["client_options"] = {"timeout": limit, "read_timeout": quiet, "connect_timeout": quiet, "allow_http": True}
     given["retry_config"] = {"max_retries": 2, "retry_timeout": limit}
     return {**given, **config}
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from headway.errors import ConfigError
 from headway.tiers.catalogue import Catalogue, Entry
 from headway.tiers.objects import MANIFEST, STRETCH, Manifest, ObjectLayout, checksum, object_names, record_name
+from headway.tiers.rates import MoveRate, Recent
 from headway.tiers.store import (
     DamagedError,
     LateError,
@@ -39,8 +40,14 @@ _IN_A_ROW = 3
 """Failures one after another that open the circuit."""
 _LONGEST_PAUSE = 32
 """Times the first pause."""
+_GUESSED = 200e6
+"""Bytes per second before loads were measured."""
+_SHORTEST, _SLACK = 0.2, 16.0
+"""A read is late after this part of the tier's patience, and so many times what it should take."""
 _LEARNING = 0.2
-"""Weight of the latest load in what is known of a tier's speed."""
+"""Weight of the latest answer in what asking a store brings."""
+_LEAST = 1 / 32
+"""What asking brings at least, as far as is believed: also that of stores which are asked although it does not pay."""
 _T = TypeVar("_T")
 
 
@@ -102,6 +109,8 @@ class TierStats:
         openings: How often it was switched off.
         scanning: Whether a scan is under way.
         bytes_per_second: What loads reached lately.
+        answer_seconds: How long the store takes to say what it has of a path; 0 before it was asked.
+        unasked: Lookups that did not ask it, because its answers save less than they take.
     """
 
     name: str
@@ -118,6 +127,8 @@ class TierStats:
     openings: int
     scanning: bool
     bytes_per_second: float
+    answer_seconds: float = 0.0
+    unasked: int = 0
 
 
 class Tier:
@@ -129,7 +140,7 @@ class Tier:
         catalogue: What is known to be there.
         lock: The lock of all that is kept in memory; never held during a call to a store.
         groups: The place of each group in the layout, as names have it.
-        counts: `loads`, `loaded_bytes`, `stores`, `stored_bytes`, `openings`.
+        counts: `loads`, `loaded_bytes`, `stores`, `stored_bytes`, `openings`, `unasked`.
         failures: By reason.
         scanning: Whether a scan is under way.
     """
@@ -150,7 +161,7 @@ class Tier:
         self._probes = Pool(f"{config.name}-probe", 1, clock)
         self._open = self._closed = False
         self._in_a_row, self._pauses = 0, 0
-        self._speed = 200e6
+        self._moves, self._answers, self._brought = MoveRate(), Recent(), 1.0
 
     # ---- calls
 
@@ -162,6 +173,11 @@ class Tier:
     def deadline(self, size: int) -> float:
         """Seconds that a call may take that moves so many bytes."""
         return self.config.patience + size / self.config.slowest
+
+    def _reading_deadline(self, size: int) -> float:
+        """As `deadline`, and no more than some times what it took lately: what stalls is known early."""
+        most, should = self.deadline(size), self._moves.seconds(size)
+        return most if should is None else min(most, _SHORTEST * self.config.patience + _SLACK * should)
 
     def call(self, what: Callable[[], _T], size: int = 0) -> _T:
         """Make a call to the store and wait for it, at most for its deadline.
@@ -193,11 +209,14 @@ class Tier:
 
     def fetch(
         self, name: str, buffer: memoryview, check: bytes, done: Callable[[str], None], ended: Callable[[], None]
-    ) -> None:
+    ) -> Callable[[], bool]:
         """Read an object that fills a buffer, and verify it.
 
         `done` is called once, from another thread or this one, with the reason of the failure or "".
         `ended` is called once when the buffer is written to no more, which after a late read is later.
+
+        Returns:
+            What withdraws the read if it has not begun: then it returns True, and `ended` is called alone.
         """
 
         def finish(_: None, error: BaseException | None) -> None:
@@ -206,7 +225,9 @@ class Tier:
                     self.counts.update(loads=1, loaded_bytes=len(buffer))
             done(reason_of(error) if error else "")
 
-        self._submit(self._reads, lambda: self.read(name, buffer, check), self.deadline(len(buffer)), finish, ended)
+        seconds = self._reading_deadline(len(buffer))
+        operation = self._submit(self._reads, lambda: self.read(name, buffer, check), seconds, finish, ended)
+        return lambda: self._reads.withdraw(operation)
 
     def read(self, name: str, buffer: memoryview, check: bytes) -> None:
         """Read an object that fills a buffer, and verify it; on the calling thread, without a deadline.
@@ -235,12 +256,14 @@ class Tier:
         seconds: float,
         done: Callable[[Any, BaseException | None], None],
         ended: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> Operation:
         def judged(result: Any, error: BaseException | None) -> None:
             self._judge(error)
             done(result, error)
 
-        pool.submit(Operation(call, seconds, judged, ended))
+        operation = Operation(call, seconds, judged, ended)
+        pool.submit(operation)
+        return operation
 
     # ---- the circuit
 
@@ -321,16 +344,32 @@ class Tier:
         ]
         return records + objects
 
+    # ---- what is learned
+
     def learn(self, size: int, seconds: float) -> None:
         """A load moved so many bytes in so many seconds."""
         if size and seconds > 0:
             with self.lock:
-                self._speed += _LEARNING * (size / seconds - self._speed)
+                self._moves.measured(size, seconds)
 
-    @property
-    def speed(self) -> float:
-        """Bytes per second of loads lately; before the first one, a guess."""
-        return self._speed
+    def seconds(self, size: int) -> float:
+        """What a load of so many bytes takes, as loads did lately; before some were measured, a guess."""
+        known = self._moves.seconds(size)
+        return size / _GUESSED if known is None else known
+
+    def answered(self, seconds: float, brought: float) -> None:
+        """The store took so long to say what it has of a path: this part of what was asked about."""
+        with self.lock:
+            self._answers.add(seconds)
+            self._brought += _LEARNING * (brought - self._brought)
+
+    def worth_asking(self, computing: float) -> bool:
+        """Whether asking the store about a path that takes so many seconds to compute saves more than it takes."""
+        with self.lock:
+            takes = self._answers.value
+            worth = takes is None or takes <= computing * max(self._brought, _LEAST)
+            self.counts["unasked"] += not worth
+            return worth
 
     def stats(self) -> TierStats:
         """Counters as they are now."""
@@ -350,7 +389,9 @@ class Tier:
                 circuit="open" if self._open else "closed",
                 openings=counts["openings"],
                 scanning=self.scanning,
-                bytes_per_second=self._speed,
+                bytes_per_second=1 / (self._moves.per_byte.value or 1 / _GUESSED),
+                answer_seconds=self._answers.value or 0.0,
+                unasked=counts["unasked"],
             )
 
     def close(self, seconds: float) -> None:

@@ -42,7 +42,7 @@ class ValkeyStore:
             url: `valkey://[user:password@]host[:port][/db]`, `valkeys://` with TLS, `unix://path`; `redis://` and
                 `rediss://` mean the same. Options of the client follow a `?`, such as `ssl_ca_certs=/etc/ca.pem`.
             password_file: A file with the password, so that no list of processes shows it.
-            timeout: Seconds after which a call to a silent server ends.
+            timeout: Seconds of silence after which a call ends; so no memory is held for it longer.
             optional: A server that does not answer now is no error: it may come.
 
         Raises:

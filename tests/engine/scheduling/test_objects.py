@@ -14,6 +14,7 @@ from headway.cache import Reason
 from headway.engine import EngineConfig
 from headway.engine.executor import BlockRange
 from headway.tiers import TierConfig
+from headway.tiers.faults import Fault, FaultyStore
 from headway.tiers.memory import MemoryStore
 
 CONFIG = EngineConfig(max_batched_tokens=16, max_running=4)
@@ -448,3 +449,20 @@ def test_a_tier_that_was_slow_is_tried_again():
     second.run()
     second.check_right(*requests)
     assert [request.cached_tokens for request in requests].count(39) == 1
+
+
+def test_nobody_waits_for_a_store_that_answers_more_slowly_than_this_computes():
+    shared = lambda store: Bench(  # noqa: E731
+        WORLDS["hybrid"], blocks=120, config=CONFIG, stores=[(TierConfig("store", shared=True), store)]
+    )
+    store = MemoryStore()
+    served(shared(store), 0, 1)
+    second = shared(FaultyStore(store, [Fault("delay", "read_small", seconds=0.005)]))
+    first = second.add(prompt(40, 0), 4)
+    second.run()
+    assert first.cached_tokens == 39
+    second.lower.rates.computed(second.cache.config.cost.between(0, 39), 1e-3)
+    other = second.add(prompt(40, 1), 4)
+    assert second.scheduler.schedule() is not None
+    assert second.scheduler.loading == 0
+    assert second.scheduler.running == [other]
