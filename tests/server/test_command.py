@@ -10,13 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from tests.server.kv_reader import reading
 
 from headway.cli import main
+from headway.server.command import _told_below
+from headway.tiers import TierStats
 
 _KV_EVENTS = json.dumps(
     {
@@ -90,6 +94,19 @@ def failure(*arguments: str) -> str:
     lines = [line for line in errors.splitlines() if line.startswith("headway: ")]
     assert len(lines) == 1, errors
     return lines[0]
+
+
+def test_what_lies_below_is_told_and_what_its_sizes_are_about():
+    told = TierStats("disk", 1 << 30, 1 << 20, 2, 0, 0, 0, 0, {}, 0, "closed", 0, False, 1.0)
+    tiers = (told, replace(told, name="store", checkpoints=0, shared=True), replace(told, capacity=None, shared=True))
+    lower = SimpleNamespace(host=None, objects=SimpleNamespace(tiers=tiers))
+    config = SimpleNamespace(tiers=SimpleNamespace(tier_write="through"))
+    engine = SimpleNamespace(snapshot=lambda: SimpleNamespace(lower=lower), config=config)
+    assert list(_told_below(SimpleNamespace(engine=engine))) == [
+        "disk: 1.0 GiB, 2 checkpoints in 1.0 MiB found; written when something is kept",
+        "store: at most 1.0 GiB of what is written from now on; written when something is kept",
+        "disk: as much as the store takes; written when something is kept",
+    ]
 
 
 def test_too_little_memory(tiny_model: Path):

@@ -111,6 +111,7 @@ class TierStats:
         bytes_per_second: What loads reached lately.
         answer_seconds: How long the store takes to say what it has of a path; 0 before it was asked.
         unasked: Lookups that did not ask it, because its answers save less than they take.
+        shared: Others write there too; then what this server wrote before its start is not counted.
     """
 
     name: str
@@ -129,6 +130,7 @@ class TierStats:
     bytes_per_second: float
     answer_seconds: float = 0.0
     unasked: int = 0
+    shared: bool = False
 
 
 class Tier:
@@ -392,6 +394,7 @@ class Tier:
                 bytes_per_second=1 / (self._moves.per_byte.value or 1 / _GUESSED),
                 answer_seconds=self._answers.value or 0.0,
                 unasked=counts["unasked"],
+                shared=self.config.shared,
             )
 
     def close(self, seconds: float) -> None:
