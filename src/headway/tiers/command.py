@@ -140,7 +140,7 @@ class _Unread:
 def _open(place: str) -> Store:
     if "://" in place:
         return open_store(place)[1]
-    folder = Path(place)
+    folder = Path(place).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"{place} is no folder: give the one of --disk without its size, or the URL of --store")
     return DiskStore(folder)

@@ -330,6 +330,16 @@ def test_t18_t19_another_salt_is_another_namespace():
     assert (other.cached_tokens, same.cached_tokens) == (0, 39)
 
 
+def test_t18_t19_an_adapter_is_in_every_name_and_never_like_a_salt():
+    parts = [("", "", ""), ("a", "", ""), ("", "a", ""), ("", "", "a"), ("a", "a", ""), ("", "aa", ""), ("", "a", "a")]
+    told = []
+    for _ in range(2):
+        bench = bench_of("hybrid", MemoryStore())
+        told.append([bench.lower._writer.name(bench.cache.namespace(*each)) for each in parts])
+    assert len(set(told[0])) == len(parts)
+    assert told[0] == told[1], "each server has the same"
+
+
 def test_a_reset_reaches_the_tiers():
     store = MemoryStore()
     bench = bench_of("hybrid", store)
