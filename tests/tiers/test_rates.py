@@ -110,12 +110,20 @@ def test_a_load_that_gives_up_gives_back_the_memory_of_all_reads_that_have_not_b
         assert t.load(data).position == 43
 
 
-def test_a_read_that_stalls_is_known_early_once_reads_were_measured(tmp_path: Path) -> None:
-    data = tokens(60)
-    with World((tier("disk", patience=2.0), FaultyStore(DiskStore(tmp_path)))) as t:
-        t.put(data, 43)
+def test_a_read_that_stalls_is_known_early_and_only_some_in_a_row_switch_the_tier_off(tmp_path: Path) -> None:
+    store = FaultyStore(DiskStore(tmp_path))
+    with World((tier("disk", patience=5.0), store)) as t:
         [one] = t.tiers._tiers
-        assert one._reading_deadline(MIB) == one.deadline(MIB)
+        for seed in range(4):
+            t.put(tokens(60, seed), 43)
+        assert one._reading_deadline(1000) == one.deadline(1000)
         for _ in range(3):
-            t.load(data).release()
-        assert one._reading_deadline(1000) < 1.0 < one.deadline(1000)
+            t.load(tokens(60)).release()
+        assert 1.0 <= one._reading_deadline(1000) < 2.0 < one.deadline(1000)
+        store.rules.append(Fault("stall", "read", times=1))
+        assert t.load(tokens(60, 1)).position == 0
+        assert t.tiers.stats().tiers[0].circuit == "closed"
+        store.rules.append(Fault("stall", "read", times=3))
+        assert t.load(tokens(60, 2)).position == 0
+        assert t.tiers.stats().tiers[0].circuit == "open"
+        store.released.set()

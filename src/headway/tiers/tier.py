@@ -1,9 +1,10 @@
 """One tier: a store, what it is known to hold, calls to it with deadlines, and the circuit that switches it off.
 
-The circuit opens when a call is late, or three fail one after another. While it is open nothing is asked of the store
-and nothing of it is offered: requests compute as if the tier were not there. After a pause a probe asks the store for
-a record that does not exist; an answer closes the circuit, and silence doubles the pause. So no request is ever the
-probe.
+The circuit opens when a call is late, or three fail one after another. A read counts as failed much earlier, after some
+times of what reads took lately: then its request goes on without it, and three such reads open the circuit. While it is
+open nothing is asked of the store and nothing of it is offered: requests compute as if the tier were not there. After a
+pause a probe asks the store for a record that does not exist; an answer closes the circuit, and silence doubles the
+pause. So no request is ever the probe.
 """
 
 from __future__ import annotations
@@ -228,7 +229,8 @@ class Tier:
             done(reason_of(error) if error else "")
 
         seconds = self._reading_deadline(len(buffer))
-        operation = self._submit(self._reads, lambda: self.read(name, buffer, check), seconds, finish, ended)
+        firm = seconds >= self.deadline(len(buffer))
+        operation = self._submit(self._reads, lambda: self.read(name, buffer, check), seconds, finish, ended, firm)
         return lambda: self._reads.withdraw(operation)
 
     def read(self, name: str, buffer: memoryview, check: bytes) -> None:
@@ -258,9 +260,10 @@ class Tier:
         seconds: float,
         done: Callable[[Any, BaseException | None], None],
         ended: Callable[[], None] = lambda: None,
+        firm: bool = True,
     ) -> Operation:
         def judged(result: Any, error: BaseException | None) -> None:
-            self._judge(error)
+            self._judge(error, firm)
             done(result, error)
 
         operation = Operation(call, seconds, judged, ended)
@@ -269,13 +272,13 @@ class Tier:
 
     # ---- the circuit
 
-    def _judge(self, error: BaseException | None) -> None:
-        """Count a call that ended, and open the circuit if it must be."""
+    def _judge(self, error: BaseException | None, firm: bool) -> None:
+        """Count a call that ended, and open the circuit if it must be; `firm`: what is late had all its time."""
         if error is None or isinstance(error, MissingError | StoreFullError | DamagedError):
             self._in_a_row = 0
         elif not isinstance(error, RefusedError):
             self._in_a_row += 1
-            if isinstance(error, LateError) or self._in_a_row >= _IN_A_ROW:
+            if (firm and isinstance(error, LateError)) or self._in_a_row >= _IN_A_ROW:
                 self._switch_off(error)
         if error is not None:
             self.count(reason_of(error))
