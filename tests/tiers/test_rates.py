@@ -40,15 +40,18 @@ def test_small_moves_are_latency_and_large_ones_are_bytes_behind_it() -> None:
     assert rate.error > 0
 
 
-def test_a_tier_that_does_not_seem_to_pay_is_tried_now_and_then() -> None:
+def test_a_tier_that_does_not_seem_to_pay_is_tried_soon_and_then_ever_more_rarely() -> None:
     rates = Rates()
     rates.computed(1.0, 1.0)
     assert rates.gain("host", MIB, 1.0) == math.inf
     for _ in range(3):
         rates.moved("host", MIB, 2.0)
     assert rates.gain("host", MIB, 1.0) == pytest.approx(-1.0)
-    assert [rates.tries("host") for _ in range(96)].count(True) == 3
-    assert not rates.tries("disk"), "each tier has its own turn"
+    made = [number for number in range(1, 200) if rates.makes("host", -1.0)]
+    assert made == [2, 6, 14, 30, 62, 94, 126, 158, 190]
+    assert not rates.makes("disk", -1.0), "each tier has its own turn"
+    assert rates.makes("host", 1.0)
+    assert [rates.makes("host", -1.0) for _ in range(2)] == [False, True]
 
 
 def test_a_store_whose_answers_take_longer_than_computing_is_not_asked_until_it_is_quick(
@@ -108,6 +111,19 @@ def test_a_load_that_gives_up_gives_back_the_memory_of_all_reads_that_have_not_b
         store.released.set()
         until(lambda: not t.tiers.stats().staging_bytes)
         assert t.load(data).position == 43
+
+
+def test_loads_that_are_given_up_tell_how_slow_a_tier_is() -> None:
+    """Nothing else would: they never end."""
+    data, store = tokens(60), FaultyStore(MemoryStore())
+    with World((tier("disk"), store)) as t:
+        t.put(data, 43)
+        assert t.deepest(data).seconds < 0.01
+        store.rules.append(Fault("stall", "read"))
+        for _ in range(3):
+            assert t.start(t.deepest(data), seconds=0.02).result(SECONDS).position == 0
+        assert t.deepest(data).seconds >= 0.02
+        store.released.set()
 
 
 def test_a_read_that_stalls_is_known_early_and_only_some_in_a_row_switch_the_tier_off(tmp_path: Path) -> None:

@@ -404,11 +404,14 @@ class Loader:
             self.end(load, load._target)
 
     def _overdue(self, load: Load) -> None:
-        """The load's own time is over: end with what is whole already."""
+        """The load's own time is over: end with what is whole already. It took its tiers so long at least."""
         if load._over:
             return
         there = self._there(load)
         pending = [f.wanted for f in load._fetches.values() if f.state == "reading"]
+        for tier in {wanted.tier for wanted in pending}:
+            sizes = [f.wanted.reference.length for f in load._fetches.values() if f.wanted.tier is tier]
+            tier.learn(sum(sizes), time.monotonic() - load._started)
         waited = load._target.wanted[-1:] if load in self._waiting and load._target else ()
         for wanted in pending or waited:
             self._note(load, wanted, "late" if pending else "memory")

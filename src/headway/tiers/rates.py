@@ -5,7 +5,8 @@ compute. Compute is a mean of what was measured lately, a move the median of the
 memory that was never touched says little. What was not measured often enough is tried. Compute is counted as everywhere
 (`ComputeCost`), so the quadratic part of attention is in it. How wrong the predictions were is measured too.
 
-What does not seem to pay is done all the same now and then, because what is never done is never measured.
+What does not seem to pay is done all the same now and then, because what is never done is never measured: soon after a
+tier has become slow, and ever more rarely while it stays so.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _KEPT = 5
 """Measurements of which the median counts."""
 _BELIEVED = 3
 """Moves that were measured before anything is predicted."""
-_TRIED = 32
-"""Of so many moves that do not seem to pay, one is made."""
+_FIRST_TRY, _LAST_TRY = 2, 32
+"""Of so many moves that do not seem to pay one is made: at first, then half as often after each, down to that."""
 
 
 @dataclass
@@ -92,12 +93,13 @@ class Rates:
     Attributes:
         per_compute: Seconds per unit of compute of prompts; None before a step was measured.
         moves: Moves by the tier's name.
-        declined: Moves by the tier's name that did not seem to pay.
+        declined: Moves in a row that did not seem to pay and were not made, by the tier's name.
     """
 
     per_compute: float | None = None
     moves: dict[str, MoveRate] = field(default_factory=dict)
     declined: Counter[str] = field(default_factory=Counter)
+    _waits: dict[str, int] = field(default_factory=dict)
 
     def computed(self, cost: float, seconds: float) -> None:
         """A step of prompts took `seconds` for so much compute."""
@@ -116,10 +118,18 @@ class Rates:
         moving = self.moves.get(tier, MoveRate()).seconds(size)
         return math.inf if moving is None or self.per_compute is None else cost * self.per_compute - moving
 
-    def tries(self, tier: str) -> bool:
-        """Count a move that does not seem to pay. Whether it is made all the same."""
+    def makes(self, tier: str, gain: float) -> bool:
+        """Decide about a move that is expected to save so many seconds. Returns whether it is made."""
+        if gain > 0:
+            self.declined.pop(tier, None)
+            self._waits.pop(tier, None)
+            return True
         self.declined[tier] += 1
-        return self.declined[tier] % _TRIED == 0
+        waits = self._waits.get(tier, _FIRST_TRY)
+        if self.declined[tier] < waits:
+            return False
+        self.declined[tier], self._waits[tier] = 0, min(2 * waits, _LAST_TRY)
+        return True
 
 
 def _mean(before: float | None, now: float) -> float:

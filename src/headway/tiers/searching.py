@@ -92,7 +92,7 @@ class Search:
         if self._layout.resumes_anywhere:
             deepest = max(deepest, whole * size)
         deepest = max([deepest, *(position for position in path.checkpoints if position // size <= whole)])
-        return (min(deepest, self._limit) - self._floor) / max(1, self._limit - self._floor)
+        return max(0, min(deepest, self._limit) - self._floor) / max(1, self._limit - self._floor)
 
     def _ask(self, tier: Tier, answered: _Answered, first: int, positions: list[int], width: int) -> None:
         """Ask for the ends of stretches from `first` on, `width` of them, and go on behind them while all are there."""

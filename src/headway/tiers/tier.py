@@ -48,7 +48,7 @@ _SHORTEST, _SLACK = 0.2, 16.0
 _LEARNING = 0.2
 """Weight of the latest answer in what asking a store brings."""
 _LEAST = 1 / 32
-"""What asking brings at least, as far as is believed: also that of stores which are asked although it does not pay."""
+"""What asking brings at least, as far as is believed."""
 _T = TypeVar("_T")
 
 

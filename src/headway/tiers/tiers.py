@@ -48,7 +48,7 @@ __all__ = ["IncompleteError", "ObjectTiers", "TiersStats"]
 _PATHS_KEPT = 32
 """Digests of the latest paths are kept: a request asks about its path several times."""
 _NAMESPACES_KEPT = 1024
-_TRIED = 32
+_TRIED = 8
 """Of so many lookups for which asking a store does not pay, one asks."""
 
 

@@ -10,7 +10,6 @@ from tests.engine.fakes import VOCAB
 from headway.cache import Reason
 from headway.engine import EngineConfig
 from headway.engine.errors import RanksLostError
-from headway.tiers import rates
 
 DEVICE = {"full": 24, "hybrid": 34, "window": 36, "chunk": 40, "all": 42, "state": 6}
 """Blocks that hold about two of the prompts below."""
@@ -146,9 +145,8 @@ def test_slow_copies_do_not_switch_the_host_off_for_ever():
     assert any(request.loaded for request in then), "some of them are not on the device"
 
 
-def test_a_host_that_was_slow_is_tried_again_until_it_is_known_to_be_quick(monkeypatch: pytest.MonkeyPatch):
+def test_a_host_that_was_slow_is_tried_again_until_it_is_known_to_be_quick():
     """Nothing is copied out meanwhile that would tell."""
-    monkeypatch.setattr(rates, "_TRIED", 2)
     bench = bench_of("hybrid")
     for seed in range(8):
         bench.add(prompt(40, seed), 1)
@@ -159,15 +157,15 @@ def test_a_host_that_was_slow_is_tried_again_until_it_is_known_to_be_quick(monke
     for _ in range(3):
         bench.lower.rates.moved("host", 1, 1.0)
     loaded = []
-    for turn in range(24):
+    for turn in range(32):
         request = bench.add(prompt(40, turn % 8), 1)
         bench.run()
         bench.check_right(request)
         if request.loaded or Reason.COMPUTED_ANEW in request.explanation.reasons:
             loaded.append(bool(request.loaded))
-    assert loaded[:6] == [False, True] * 3
-    assert all(loaded[6:])
-    assert len(loaded) > 8
+    assert [number for number, made in enumerate(loaded[:14], 1) if made] == [2, 6, 14]
+    assert all(loaded[14:])
+    assert len(loaded) > 18
 
 
 def test_log_probabilities_of_a_prompt_are_not_hidden_by_the_host():

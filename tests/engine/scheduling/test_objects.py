@@ -458,7 +458,7 @@ def test_a_tier_that_was_slow_is_tried_again():
     requests = [second.add(prompt(40, seed), 1) for seed in range(40)]
     second.run()
     second.check_right(*requests)
-    assert [request.cached_tokens for request in requests].count(39) == 1
+    assert [request.cached_tokens for request in requests].count(39) == 4
 
 
 def test_nobody_waits_for_a_store_that_answers_more_slowly_than_this_computes():
@@ -476,3 +476,19 @@ def test_nobody_waits_for_a_store_that_answers_more_slowly_than_this_computes():
     assert second.scheduler.schedule() is not None
     assert second.scheduler.loading == 0
     assert second.scheduler.running == [other]
+
+
+def test_a_store_that_is_slower_than_computing_is_waited_for_a_few_times_alone():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), *range(8))
+    slow = FaultyStore(store, [Fault("delay", "read", seconds=0.2)])
+    second = Bench(WORLDS["hybrid"], blocks=400, config=CONFIG, stores=[(TierConfig("disk"), slow)])
+    second.lower.rates.computed(second.cache.config.cost.between(0, 39), 0.02)
+    reasons = []
+    for seed in range(8):
+        request = second.add(prompt(40, seed), 1)
+        second.run()
+        second.check_right(request)
+        reasons.append(request.explanation.reasons & {Reason.TIER_FAILED, Reason.COMPUTED_ANEW})
+    assert reasons[:4] == [{Reason.TIER_FAILED}] * 3 + [{Reason.COMPUTED_ANEW}]
+    assert reasons.count({Reason.COMPUTED_ANEW}) == 4, "one of five is tried"

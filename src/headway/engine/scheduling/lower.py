@@ -172,7 +172,7 @@ class LowerTiers:
         if self.host is not None and found is not None and found.tokens >= least:
             size = self.host.load_bytes(found, hit)
             saved = self.cache.config.cost.between(hit.tokens, found.tokens)
-            if self.rates.gain(HOST, size, saved) >= 0 or self.rates.tries(HOST):
+            if self.rates.makes(HOST, self.rates.gain(HOST, size, saved)):
                 return self._from_host(self.host, prompt, found, hit, least, Below(declined=declined, losses=losses))
             declined = max(declined, found.tokens)
         if not declined and not losses:

@@ -1,7 +1,7 @@
 """What requests read back from disks and shared stores: looked for, weighed, and fetched while they wait.
 
-No request waits longer than computing would take: neither for what a store says of its prompt, nor for objects. A store
-that takes longer to answer than its answers save is not asked at all.
+No request waits much longer than computing would take: neither for what a store says of its prompt, nor for objects. A
+store that takes longer to answer than its answers save is not asked at all.
 
 A request that waits for objects holds no blocks. So loads cannot hold each other up, and nothing that arrives late can
 be written over what others use. When all of a checkpoint has arrived in memory of this process and is verified, the
@@ -22,10 +22,10 @@ __all__ = ["Fetch", "ObjectReader"]
 
 _LONGEST_SECONDS = 30.0
 """Longest time that a request waits for objects."""
-_SHORTEST_SECONDS = 0.5
-"""Least time that objects get: a disk may have to wake up."""
-_SLACK, _UNMEASURED_SECONDS = 10.0, 2.0
-"""Before computing was measured: times that objects may take what they should, and no less than that."""
+_SLACK, _MOST_SLACK_SECONDS = 10.0, 0.5
+"""Objects may take so many times what they should, even where computing takes less, but no longer than that."""
+_UNMEASURED_SECONDS = 2.0
+"""Least time that objects get before computing was measured."""
 _ASKING_SECONDS = 1.0
 """Longest time that a request waits for what a store says of its prompt."""
 _WHY = {
@@ -115,19 +115,19 @@ class ObjectReader:
         if not places:
             return False
         best = max(places, key=lambda place: (self._gain(place, known), place.position))
-        era = self.era
-        if self._gain(best, known) <= 0:
-            if not self.rates.tries(places[-1].tiers[0]):
-                self.post(lambda: fetch.end(Fetched(declined=places[-1].position)))
-                return True
-            best = places[-1]
+        era, seconds, gain = self.era, self._patience(best, known), self._gain(best, known)
+        if gain <= 0:
+            best, seconds = places[-1], _MOST_SLACK_SECONDS
+        if not self.rates.makes(best.tiers[0], gain):
+            self.post(lambda: fetch.end(Fetched(declined=best.position)))
+            return True
 
         def ended(loaded: Loaded) -> None:
             losses = tuple(_loss(best.position, failure) for failure in loaded.failures[:1])
             if not self.post(lambda: fetch.end(Fetched(loaded, losses=losses, floor=floor, era=era))):
                 loaded.release()
 
-        fetch.load = self.objects.load(best, floor, ended, self._patience(best, known))
+        fetch.load = self.objects.load(best, floor, ended, seconds)
         return True
 
     def _computing(self, known: int, position: int) -> float:
@@ -142,11 +142,11 @@ class ObjectReader:
         return self._computing(known, place.position) - place.seconds
 
     def _patience(self, place: Place, known: int) -> float:
-        """Seconds to wait for a place: no longer than computing would take."""
-        computing = self._computing(known, place.position)
+        """Seconds to wait for a place: about as long as computing would take."""
+        computing, moving = self._computing(known, place.position), _SLACK * place.seconds
         if computing == math.inf:
-            return min(_LONGEST_SECONDS, max(_UNMEASURED_SECONDS, _SLACK * place.seconds))
-        return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, computing))
+            return min(_LONGEST_SECONDS, max(_UNMEASURED_SECONDS, moving))
+        return min(_LONGEST_SECONDS, max(computing, min(_MOST_SLACK_SECONDS, moving)))
 
 
 def _loss(position: int, failure: Failure) -> BelowLoss:
