@@ -165,7 +165,7 @@ class _Fetch:
     array: NDArray[np.uint8]
     users: set[Load] = field(default_factory=set)
     state: str = "reading"  # then `there`, `withdrawn`, or the reason of its failure
-    withdraw: Callable[[], bool] = lambda: False
+    withdraw: Callable[[], bool] | None = None
     ended: bool = False
     freed: bool = False
     at: float = 0.0  # when it arrived
@@ -484,12 +484,12 @@ class Loader:
     def _leave(self, load: Load, key: Key) -> None:
         fetch = load._fetches.pop(key)
         fetch.users.discard(load)
-        if not fetch.users and fetch.state == "reading" and fetch.withdraw():
+        if not fetch.users and fetch.state == "reading" and fetch.withdraw is not None and fetch.withdraw():
             fetch.state = "withdrawn"
         self._free(key, fetch)
 
     def _ended(self, key: Key, fetch: _Fetch) -> None:
-        fetch.ended = True
+        fetch.ended, fetch.withdraw = True, None  # the call has the buffer
         self._let_go(fetch.wanted)
         self._free(key, fetch)
         self._retry()
