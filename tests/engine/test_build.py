@@ -12,9 +12,10 @@ from tests.runtime.tiny_models import generated, tiny_model, with_random_weights
 from tests.server import tiny
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from headway.engine import EngineConfig, GenerationRequest, build
+from headway.engine import EngineConfig, GenerationRequest, ParallelConfig, build
 from headway.engine.build import build_engine, engine_of
-from headway.errors import ModelError
+from headway.engine.tier_options import TierOptions
+from headway.errors import ConfigError, ModelError
 from headway.runtime.loading import LoadedModel
 from headway.runtime.model.inspection import inspect_model
 
@@ -68,3 +69,19 @@ def test_a_drafter_that_is_not_there_is_told_before_the_model_loads(
     monkeypatch.setattr(build, "load_model", lambda *_: pytest.fail("the model is loaded"))
     with pytest.raises(ModelError, match=r"brings no such drafter along|nor a folder with the config"):
         build_engine(str(tmp_path), EngineConfig(draft=draft))
+
+
+@pytest.mark.parametrize(
+    ("tiers", "told"),
+    [
+        (TierOptions(host_memory=1 << 40), r"--host-memory: 2 ranks of 1.0 TiB are 2.0 TiB, and this machine has"),
+        (TierOptions(disk="/dev/null/x:1GB"), "give --disk one that can"),
+    ],
+)
+def test_t15_tiers_that_cannot_be_are_told_before_the_model_loads(
+    tiers: TierOptions, told: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Host memory is the same on every rank, and on all of them together no more than there is."""
+    monkeypatch.setattr(build, "_build_on_ranks", lambda *_: pytest.fail("the model is loaded"))
+    with pytest.raises(ConfigError, match=told):
+        build_engine(None, EngineConfig(parallel=ParallelConfig(dcp=2), tiers=tiers))

@@ -25,6 +25,7 @@ from headway.engine import (
     Scheduler,
 )
 from headway.engine.ranks.in_process import LocalExecutor
+from headway.engine.scheduling.lower import LowerTiers
 from headway.runtime.drafting.acceptance import AcceptanceRule
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
@@ -32,6 +33,7 @@ from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import ModelRunner
 from headway.runtime.model.inspection import inspect_model
+from headway.tiers import HostTier
 
 MODELS = ("KimiLinear", "Qwen3Next", "GraniteMoeHybrid", "GptOss")
 """Full attention with KDA, with Gated DeltaNet, with Mamba-2, with windows."""
@@ -50,6 +52,7 @@ class Driver:
         rule: AcceptanceRule = AcceptanceRule.MATCH,
         check: bool = True,
         grammars: Grammars | None = None,
+        host_blocks: int = 0,
     ) -> None:
         model = tiny_model(name)
         layout = inspect_model(model)
@@ -60,9 +63,11 @@ class Driver:
         runner = ModelRunner(model, layout, self.cache.geometry, blocks)
         runner.arena.data.fill_(0xFF)
         speculator = Speculator(runner, drafter, rule, grammars=grammars) if drafter else None
-        self.executor = LocalExecutor(runner, speculator, grammars)
+        self.executor = LocalExecutor(runner, speculator, grammars, host_blocks)
         planner = DraftPlanner(drafter.name, drafter.most) if drafter else None
-        self.scheduler = Scheduler(self.cache, config, planner=planner, long_rope=layout.long_rope)
+        host = HostTier.beside(self.cache, host_blocks, self.executor.move_blocks) if host_blocks else None
+        lower = None if host is None else LowerTiers(self.cache, host)
+        self.scheduler = Scheduler(self.cache, config, planner=planner, long_rope=layout.long_rope, lower=lower)
         self.requests: list[RunningRequest] = []
         self._steps = 0
 
@@ -140,6 +145,25 @@ def test_answers_equal_generate(name: str, kind: str, tmp_path: Path):
     if kind != "lookup":
         for tokens, proposed in drafter.seen[::13]:
             assert proposed == reference(kind, tmp_path / "draft", tiny_model(name), tokens, len(proposed)), report
+
+
+@pytest.mark.parametrize(("name", "kind"), [("KimiLinear", "mtp"), ("GptOss", "dspark")])
+def test_t25_what_comes_back_from_host_memory_is_drafted_on_as_if_it_had_stayed(name: str, kind: str, tmp_path: Path):
+    """The drafter's own entries come back too, and nothing that it knew of who had the row before."""
+    asked = texts(3)
+    drafter = drafter_for(kind, name, tmp_path / "draft", 3, asked)
+    driver = Driver(name, drafter, 1, EngineConfig(max_batched_tokens=64, max_running=2), host_blocks=400)
+    for _ in range(2):
+        for prompt, count in asked:
+            driver.add(prompt, count)
+        driver.run()
+    for request in driver.requests:
+        prompt = tuple(request.request.tokens.tolist())
+        assert request.answer.tolist() == generated(name, prompt, request.request.max_tokens)[0]
+    assert sum(bool(request.loaded) for request in driver.requests) >= 3, "the test has no point"
+    assert driver.scheduler.counters.accepted_tokens > 0
+    for tokens, proposed in drafter.seen[::5]:
+        assert proposed == reference(kind, tmp_path / "draft", tiny_model(name), tokens, len(proposed))
 
 
 @pytest.mark.parametrize("kind", DRAFTERS[1:])

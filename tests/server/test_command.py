@@ -10,13 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from tests.server.kv_reader import reading
 
 from headway.cli import main
+from headway.server.command import _told_below
+from headway.tiers import TierStats
 
 _KV_EVENTS = json.dumps(
     {
@@ -92,6 +96,19 @@ def failure(*arguments: str) -> str:
     return lines[0]
 
 
+def test_what_lies_below_is_told_and_what_its_sizes_are_about():
+    told = TierStats("disk", 1 << 30, 1 << 20, 2, 0, 0, 0, 0, {}, 0, "closed", 0, False, 1.0)
+    tiers = (told, replace(told, name="store", checkpoints=0, shared=True), replace(told, capacity=None, shared=True))
+    lower = SimpleNamespace(host=None, objects=SimpleNamespace(tiers=tiers))
+    config = SimpleNamespace(tiers=SimpleNamespace(tier_write="through"))
+    engine = SimpleNamespace(snapshot=lambda: SimpleNamespace(lower=lower), config=config)
+    assert list(_told_below(SimpleNamespace(engine=engine))) == [
+        "disk: 1.0 GiB, 2 checkpoints in 1.0 MiB found; written when something is kept",
+        "store: at most 1.0 GiB of what is written from now on; written when something is kept",
+        "disk: as much as the store takes; written when something is kept",
+    ]
+
+
 def test_too_little_memory(tiny_model: Path):
     assert "give at least" in failure(str(tiny_model), "--port", "0", "--memory", "20KiB")
 
@@ -142,7 +159,37 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
         (("--record-form", "tokens"), "nothing is recorded: add --record FILE"),
         (("--kv-events-config", "{}"), 'publishes nothing without "enable_kv_cache_events": true'),
         (("--no-prefix-reuse", "--kv-events-config", _KV_EVENTS), "leave out one of them"),
+        (("--no-prefix-reuse", "--disk", "x:1GB"), "nothing is kept in"),
     ],
 )
 def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):
     assert text in refused(capsys, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--disk", "/dev/null/x:1GB"), "the folder /dev/null/x cannot be written to (Not a directory): give --disk"),
+        (("--disk", "~/x:1GB", "--store-key", "/no/such/key"), "the key /no/such/key cannot be read or made"),
+        (("--disk", "~/x:1GB", "--store-key", "~/short"), "home/short has 5 bytes, it needs 16 to 64"),
+        (("--store", "valkey://127.0.0.1:1", "--store-key", "~/key"), "the store does not answer: "),
+        (("--store", "valkey://127.0.0.1:1?bogus=1", "--store-key", "~/key"), "the client takes no option 'bogus'"),
+        (("--store", "s3://b?bogus=1", "--store-key", "~/key"), "the bucket b cannot be used: "),
+        (("--store", "valkey://h?password_file=~/no", "--store-key", "~/key"), "cannot be read from"),
+    ],
+)
+def test_tiers_that_cannot_be_used_are_told_before_the_model_is_loaded(
+    options: tuple[str, ...],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "short").write_text("short")
+    (home / "key").write_text("k" * 32)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("headway.engine.build.build_engine", lambda *_: pytest.fail("the model is loaded"))
+    assert text in " ".join(refused(capsys, "--port", "0", *options).split())
+    assert (home / "x").is_dir() == ("~/x:1GB" in options)

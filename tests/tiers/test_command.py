@@ -75,9 +75,11 @@ def test_check_finds_and_removes_what_is_damaged(run: Ran, folder: Path, how: st
     [fault] = [fault for fault in json.loads(out)["faults"] if fault["what"] in ("damaged", "missing")]
     assert code == 1
     assert fault["name"].rsplit("/", 1)[1] == victim.name
+    assert "with --remove, what is damaged" in run("tiers", "check", folder)[1]
     code, out, _ = run("tiers", "check", folder, "--remove")
     assert code == 1
-    assert "removed" in out
+    assert "what was damaged is removed" in out
+    assert "with --remove" not in out
     assert run("tiers", "check", folder)[0] == 0
 
 
@@ -98,6 +100,7 @@ def test_purge_asks_and_removes_only_what_is_ours(run: Ran, folder: Path) -> Non
 def test_purge_of_what_nothing_names_leaves_the_rest(run: Ran, folder: Path) -> None:
     record = next(folder.rglob("*.m"))
     record.unlink()
+    assert "purge --loose" in run("tiers", "check", folder)[1]
     assert json.loads(run("tiers", "purge", folder, "--loose", "--yes", "--json")[1])["removed"] == 0
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - 7200,) * 2)
@@ -112,6 +115,7 @@ def test_a_store_by_its_url(run: Ran) -> None:
     with World((tier("store", shared=True), store)) as t:
         t.put(tokens(60), 43)
         assert json.loads(run("tiers", "ls", place, "--json")[1])[0]["checkpoints"] == 1
+        assert "a server's budget bounds what it wrote since its start" in run("tiers", "ls", place)[1]
         assert run("tiers", "check", place)[0] == 0
         assert run("tiers", "purge", place, "--yes")[0] == 0
         assert t.load(tokens(60)).position == 0

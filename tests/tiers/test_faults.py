@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.tiers import servers
-from tests.tiers.world import ATTENTION, HYBRID, SECONDS, World, tier, tokens, until
+from tests.tiers.world import ATTENTION, HYBRID, NAME, SECONDS, World, tier, tokens, until
 
 from headway.errors import ConfigError
 from headway.tiers import Failure, ObjectLayout, Span
@@ -344,6 +344,72 @@ def test_t27_a_prefix_is_not_evicted_before_what_builds_on_it_is_written(faulty:
             path = data if seed == 0 else tokens(200, seed)
             for position in t.positions(path):
                 assert t.load(path, limit=position).position == position
+
+
+def held(world: World) -> int:
+    return sum(entry.holds for tier in world.tiers._tiers for entry in tier.catalogue.entries())
+
+
+@pytest.mark.parametrize("waits", ["thread", "memory"])
+def test_what_a_load_is_going_to_read_is_not_evicted_before_it_begins(faulty: Make, waits: str) -> None:
+    """Neither while the thread of loads has other things to do, nor while the load waits for memory."""
+    data, other = tokens(60), tokens(60, 99)
+    with World((tier("disk", capacity=4000), faulty()), staging=700) as t:
+        t.put(data, 43)
+        t.put(other, 43, worth=1e9)
+        first, go = t.load(other), threading.Event()
+        if waits == "thread":
+            first.release()
+            t.tiers._loader.post(go.wait)  # type: ignore[arg-type]
+        future = t.start(t.deepest(data))
+        for seed in range(1, 12):
+            t.put(tokens(60, seed), 43, worth=100.0)
+        assert t.tiers.stats().tiers[0].evictions > 5
+        go.set()
+        first.release()
+        loaded = future.result(SECONDS)
+        t.check(data, loaded)
+        assert (loaded.position, loaded.failures) == (43, ())
+        loaded.release()
+        until(lambda: not held(t))
+        t.put(tokens(60, 12), 43, worth=100.0)
+        t.put(tokens(60, 13), 43, worth=100.0)
+        assert t.positions(data) == [], "it can be evicted again"
+
+
+def test_what_was_evicted_since_it_was_found_is_not_read(faulty: Make) -> None:
+    data, store = tokens(60), faulty()
+    with World((tier("disk", capacity=4000), store)) as t:
+        t.put(data, 21, worth=1e9)
+        t.put(data, 43)
+        place = t.deepest(data)
+        for seed in range(1, 12):
+            t.put(tokens(60, seed), 43, worth=100.0)
+        assert t.positions(data) == [21]
+        loaded = t.start(place).result(SECONDS)
+        t.check(data, loaded)
+        assert loaded.position == 21
+        assert [failure.reason for failure in loaded.failures] == ["missing"]
+        assert not t.tiers.stats().tiers[0].failures, "no call has failed"
+        until(lambda: not held(t))
+
+
+@pytest.mark.parametrize("how", ["cancel", "late", "forgotten", "drop"])
+def test_what_a_load_held_can_be_evicted_however_it_ends(faulty: Make, how: str) -> None:
+    data, store = tokens(60), faulty()
+    with World((tier("disk"), store)) as t:
+        t.put(data, 21)
+        t.put(data, 43)
+        store.rules.append(Fault("drop" if how == "drop" else "stall", "read"))
+        ended = threading.Event()
+        load = t.tiers.load(t.deepest(data), 0, lambda loaded: ended.set(), 0.05 if how == "late" else SECONDS)
+        if how == "cancel":
+            load.cancel()
+        if how == "forgotten":
+            t.tiers.forget(NAME, data)
+        assert ended.wait(SECONDS)
+        store.released.set()
+        until(lambda: not held(t))
 
 
 def test_t29_a_disk_that_is_full_before_its_budget_evicts_and_writes_again() -> None:

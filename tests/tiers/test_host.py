@@ -3,11 +3,23 @@
 import numpy as np
 import pytest
 
-from headway.cache import CacheConfig, FullAttention, LayerSpec, PrefixCache, Prompt, Recurrent
+from headway.cache import (
+    CacheConfig,
+    FullAttention,
+    LayerSpec,
+    Lease,
+    PrefixCache,
+    Prompt,
+    Recurrent,
+    SlidingWindow,
+    Step,
+)
+from headway.errors import LeaseError
 from headway.tiers import HostTier
 
 HYBRID: list[LayerSpec] = [FullAttention("attention", 10), Recurrent("state", 160)]
 PLAIN: list[LayerSpec] = [FullAttention("attention", 10)]
+WINDOW: list[LayerSpec] = [*PLAIN, SlidingWindow("window", 10, window=20)]
 
 
 def pair(groups: list[LayerSpec], blocks: int, below: int, eviction: str = "value") -> HostTier:
@@ -100,3 +112,39 @@ def test_what_a_checkpoint_saves_counts_from_what_the_device_had() -> None:
     found = [one for edge in tier.host._index.tree.edges() for one in edge.checkpoints if one.position > 80]
     assert found
     assert any(0 < one.base < one.position for one in found)
+
+
+def planned(device: PrefixCache, lease: Lease, count: int) -> tuple[Step, set[int]]:
+    """A step, and the blocks that it reads and writes."""
+    step, used = device.extend([lease.row], count), set[int]()
+    for table in device.geometry.tables:
+        reads = slice(0, table.state_blocks)
+        if table.span:
+            reads = slice(table.first_needed(step.starts.item()) // table.span, -(-lease.planned // table.span))
+        used.update(device.tables[table.index][lease.row, reads].tolist())
+    return step, used
+
+
+@pytest.mark.parametrize("groups", [HYBRID, WINDOW], ids=["hybrid", "window"])
+def test_t05_t08_a_load_gets_no_block_that_a_step_under_way_reads_or_writes(groups: list[LayerSpec]) -> None:
+    """Nor can its request end before: blocks are given back when the last step that was planned is committed."""
+    loads, targets = 0, list[int]()
+    for blocks in range(20, 34, 2):
+        device = PrefixCache(CacheConfig(groups, blocks, block_tokens=16, steps_in_flight=2, check=True))
+        tier = HostTier.beside(device, 60, lambda out, back: targets.extend(back[:, 1].tolist()))
+        for number in range(6):
+            serve(tier, prompt(number))
+        lease = device.lease(Prompt(prompt(9, 160).tokens, no_store=True))  # nobody else holds its blocks
+        under_way = [planned(device, lease, 128)]
+        for wanted, more in enumerate((16, 16, 0)):
+            if more:
+                under_way.append(planned(device, lease, more))
+            for end in (device.finish, device.abort):
+                with pytest.raises(LeaseError, match="under way"):
+                    end([lease.row])
+            targets.clear()
+            loads += serve(tier, prompt(wanted)) > 0
+            assert set.union(*(used for _, used in under_way)).isdisjoint(targets)
+            device.commit(under_way.pop(0)[0])
+        device.finish([lease.row])
+    assert loads > 10, "the test has no point"

@@ -192,7 +192,7 @@ def test_files_are_their_owners_alone(tmp_path: Path) -> None:
 
 def test_a_store_that_is_not_there_fails_and_does_not_hang() -> None:
     gone = f"valkey://127.0.0.1:{servers.free_port()}"
-    for store in (ValkeyStore(gone, timeout=1.0), _bucket_of_nobody()):
+    for store in (ValkeyStore(gone, timeout=1.0, optional=True), _bucket_of_nobody()):
         with pytest.raises(StoreError):
             store.write(name(1), b"data")
         with pytest.raises(StoreError):
@@ -205,7 +205,7 @@ def test_a_store_that_is_not_there_fails_and_does_not_hang() -> None:
 def _bucket_of_nobody() -> S3Store:
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "test")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "test")
-    return S3Store("nobody", "", {"endpoint": f"http://127.0.0.1:{servers.free_port()}"}, timeout=0.5)
+    return S3Store("nobody", "", {"endpoint": f"http://127.0.0.1:{servers.free_port()}"}, timeout=0.5, optional=True)
 
 
 def test_a_password_is_needed_and_never_told(tmp_path: Path) -> None:
@@ -264,10 +264,8 @@ def test_valkeys_is_tls_and_checks_the_certificate(tmp_path: Path) -> None:
         store.write(name(1), b"data")
         assert store.read_small([name(1)]) == [b"data"]
         store.close()
-        _, unknown = open_store(f"rediss://{place}")
-        with pytest.raises(StoreError, match="certificate"):
-            unknown.write(name(1), b"data")
-        unknown.close()
+        with pytest.raises(ConfigError, match="certificate"):
+            open_store(f"rediss://{place}")
         proxy.shutdown()
 
 
@@ -308,15 +306,38 @@ def test_t31_every_tier_opens_from_what_people_write(tmp_path: Path, monkeypatch
         ("somewhere", "no store"),
         ("s3://", "no store"),
         ("valkey://host:port", "cannot be used"),
-        ("valkey://127.0.0.1:1?nonsense=1", "cannot be used"),
+        ("valkey://127.0.0.1:1?nonsense=1", "no option 'nonsense'"),
+        ("unix:///nowhere?nonsense", "gives nonsense no value"),
+        ("unix:///nowhere?nonsense=1", "no option 'nonsense'"),
         ("valkey://127.0.0.1:1?budget=much", "not a size"),
-        ("valkey://127.0.0.1:1?password_file=/nowhere/at/all", "cannot be used"),
+        ("valkey://127.0.0.1:1?budget", "gives budget no value"),
+        ("valkey://127.0.0.1:1?optional=perhaps", "true or false"),
+        ("valkey://127.0.0.1:1?password_file=/nowhere/at/all", "password cannot be read from /nowhere/at/all"),
+        ("valkey://127.0.0.1:1", "does not answer: .*refused. Start it, or correct its URL; with .optional=true"),
         ("s3://bucket?nonsense=1", "cannot be used"),
+        ("s3://bucket?endpoint=http://127.0.0.1:1&skip_signature=true", "does not answer"),
     ],
 )
 def test_a_wrong_url_is_told_at_once(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         open_store(url)
+
+
+@pytest.mark.parametrize("url", ["valkey://127.0.0.1:1", "s3://bucket?endpoint=http://127.0.0.1:1&skip_signature=true"])
+def test_a_store_that_may_be_down_is_used_once_it_answers(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    _, store = open_store(f"{url}{'&' if '?' in url else '?'}optional=true")
+    assert "does not answer yet" in caplog.text
+    with pytest.raises(StoreError):
+        store.read_small(["a"])
+    store.close()
+
+
+def test_a_bucket_without_credentials_says_which_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a machine in a cloud are asked for last; this one is in none."""
+    for variable in [variable for variable in os.environ if variable.startswith("AWS_")]:
+        monkeypatch.delenv(variable)
+    with pytest.raises(ConfigError, match="without credentials: set AWS_ACCESS_KEY_ID"):
+        open_store("s3://bucket?endpoint=http://127.0.0.1:1&metadata_endpoint=http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("text", ["/somewhere", ":1GiB", "/somewhere:much", ""])

@@ -43,8 +43,15 @@ from headway.runtime.loading import (
     resolve_source,
 )
 from headway.runtime.model.layout import ModelLayout
-from headway.runtime.model.memory import Capacity, blocks_that_fit, capacity, default_memory
+from headway.runtime.model.memory import (
+    Capacity,
+    available_host_memory,
+    blocks_that_fit,
+    capacity,
+    default_memory,
+)
 from headway.runtime.selfcheck import SelfCheck, self_check
+from headway.sizes import counted, format_bytes
 
 __all__ = ["BuiltEngine", "build_engine", "engine_of"]
 
@@ -93,6 +100,8 @@ def build_engine(source: str | None, config: EngineConfig, progress: Progress = 
         RanksLostError: A rank died on the way.
     """
     _drafter_groups(DraftSource.of(config), source, config)  # a drafter that is not there is told before anything loads
+    config.tiers.require()
+    _require_host_memory(config)
     progress(f"loading {source or 'the built-in model'}")
     if config.parallel.kind != "local":
         return _build_on_ranks(source, config, progress)
@@ -227,6 +236,22 @@ def _host_blocks(config: EngineConfig, geometry: CacheGeometry) -> int:
         return 0 if asked is None else blocks_that_fit(asked, geometry)
     except ConfigError as error:
         raise ConfigError(f"--host-memory: {error}") from error
+
+
+def _require_host_memory(config: EngineConfig) -> None:
+    """Refuse host memory that this machine has not: the system would give it, and end a rank that fills it.
+
+    Raises:
+        ConfigError: As said.
+    """
+    asked, ranks = config.tiers.host_memory, config.parallel.ranks
+    if asked is None or config.parallel.kind == "ray":  # whose ranks may be on other machines
+        return
+    if ranks * asked > (there := available_host_memory()):
+        raise ConfigError(
+            f"--host-memory: {counted(ranks, 'rank')} of {format_bytes(asked)} are {format_bytes(ranks * asked)}, and "
+            f"this machine has {format_bytes(there)} to spare: give at most {format_bytes(there // ranks)} per rank"
+        )
 
 
 def _after_check(config: EngineConfig, layout: ModelLayout, check: SelfCheck) -> EngineConfig:

@@ -219,6 +219,11 @@ class EngineConfig:
             raise ConfigError(f"pin_share is {self.pin_share}, it must be between 0 and 1")
         if not 1e-3 <= self.pin_seconds <= 1e12:
             raise ConfigError(f"pin_seconds is {self.pin_seconds}, it must be a positive number of seconds")
+        if not self.prefix_reuse and (self.tiers.below or self.tiers.host_memory is not None):
+            raise ConfigError(
+                "prefix_reuse is off, and nothing is kept in host_memory, disk or store then: leave out the one or the "
+                "others"
+            )
         require_stripes(self.parallel.interleave, self.block_tokens)
         self._check_drafts()
         check_placement(self.placement)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 from headway.cache import PrefixCache
 from headway.engine.executor import Executor
@@ -13,8 +12,8 @@ from headway.engine.scheduling.object_moves import ObjectMoves, object_groups
 from headway.engine.tier_options import TierOptions
 from headway.errors import ConfigError
 from headway.sizes import format_bytes
-from headway.tiers import HostTier, ObjectLayout, ObjectTiers, store_key
-from headway.tiers.opening import disk_place, open_disk, open_store
+from headway.tiers import HostTier, ObjectLayout, ObjectTiers
+from headway.tiers.opening import disk_place
 
 __all__ = ["lower_tiers"]
 
@@ -53,18 +52,16 @@ def lower_tiers(
     if not options.below:
         return None if host is None else LowerTiers(cache, host)
     layout = _layout(cache, executor, identity(), label)
-    folder = None if options.disk is None else disk_place(options.disk)[0]
-    key = store_key(Path(options.store_key) if options.store_key else None, folder)
-    if options.store is not None and options.store_key is None:
+    if options.store is not None and options.disk is not None and options.store_key is None:
         logger.warning(
-            "the key of the store is %s.key: only servers with --store-key and a copy of it share it", folder
+            "the key of the store is %s.key: only servers with --store-key and a copy of it share it",
+            disk_place(options.disk)[0],
         )
     _refuse_small(options, layout)
-    tiers = [] if options.disk is None else [open_disk(options.disk)]
-    tiers += [] if options.store is None else [open_store(options.store)]
+    key, tiers = options.open()
     objects = ObjectTiers(layout, key, tiers)
     if not objects.scanned(_SCAN_SECONDS):
-        logger.info("%s is still being looked through: what it holds is found as that goes on", folder)
+        logger.info("the disk is still being looked through: what it holds is found as that goes on")
     return LowerTiers(cache, host, objects, ObjectMoves(cache.geometry, executor), options.tier_write)
 
 

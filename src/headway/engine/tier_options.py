@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from headway.errors import ConfigError
 from headway.option_records import Written, option
 from headway.sizes import parse_bytes
-from headway.tiers.opening import disk_place
+from headway.tiers.keys import store_key
+from headway.tiers.opening import disk_place, open_disk, open_store
+from headway.tiers.store import Store
+from headway.tiers.tier import TierConfig
 
 __all__ = ["WRITES", "TierOptions"]
 
@@ -44,7 +48,8 @@ class TierOptions:
         option(
             _PANEL,
             "A store that servers share: valkey://HOST:PORT, valkeys://USER:PASSWORD@HOST:PORT for TLS, or "
-            "s3://BUCKET/PREFIX; ?budget=SIZE bounds what this server keeps there.",
+            "s3://BUCKET/PREFIX. Behind it, ?budget=SIZE bounds what this server keeps there, and ?optional=true lets "
+            "it start while the store is down.",
         ),
     ] = None
     store_key: Annotated[
@@ -93,6 +98,27 @@ class TierOptions:
             )
         if not 0 <= self.tier_grace <= 3600:
             raise ConfigError(f"tier_grace is {self.tier_grace}, it must be from 0 to 3600 seconds")
+
+    def open(self) -> tuple[bytes, list[tuple[TierConfig, Store]]]:
+        """Open disk and store. Returns the key of their digests, and how each is used.
+
+        Raises:
+            ConfigError: A key, folder or store that cannot be used.
+        """
+        tiers = [] if self.disk is None else [open_disk(self.disk)]
+        folder = None if self.disk is None else disk_place(self.disk)[0]
+        key = store_key(None if self.store_key is None else Path(self.store_key).expanduser(), folder)
+        return key, tiers + ([] if self.store is None else [open_store(self.store)])
+
+    def require(self) -> None:
+        """Find out whether disk and store can be used, before anything else is begun that takes longer.
+
+        Raises:
+            ConfigError: As `open`.
+        """
+        if self.below:
+            for _, store in self.open()[1]:
+                store.close()
 
     @property
     def below(self) -> bool:

@@ -210,8 +210,9 @@ def serve(
 
 
 def _build(model: str | None, config: EngineConfig, console: Console, *, hints: bool) -> BuiltEngine:
-    """The engine; a model's path that is not there is told before torch is imported, which takes seconds."""
+    """The engine; a model or tiers that are not there are told before torch is imported, which takes seconds."""
     resolve_source(model)
+    config.tiers.require()
     console.print("starting ...", highlight=False)
 
     def say(line: str) -> None:
@@ -377,9 +378,12 @@ def _told_below(built: BuiltEngine) -> Iterator[str]:
         ratio = lower.host.blocks / built.engine.cache.config.blocks
         yield f"host memory: {format_bytes(size)} per rank, {ratio:.1f} times what the device has"
     for tier in () if lower.objects is None else lower.objects.tiers:
-        limit = "as much as it takes" if tier.capacity is None else format_bytes(tier.capacity)
-        found = f"{counted(tier.checkpoints, 'checkpoint')} in {format_bytes(tier.used_bytes)} found"
-        yield f"{tier.name}: {limit}, {found}; written {_WRITTEN[built.engine.config.tiers.tier_write]}"
+        limit = "" if tier.capacity is None else format_bytes(tier.capacity)
+        if tier.shared:
+            holds = f"at most {limit} of what is written from now on" if limit else "as much as the store takes"
+        else:
+            holds = f"{limit}, {counted(tier.checkpoints, 'checkpoint')} in {format_bytes(tier.used_bytes)} found"
+        yield f"{tier.name}: {holds}; written {_WRITTEN[built.engine.config.tiers.tier_write]}"
 
 
 def _run(built: BuiltEngine, options: ServerOptions, listener: socket.socket, flags: _ServerFlags) -> None:

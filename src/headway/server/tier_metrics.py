@@ -76,6 +76,10 @@ def _objects(lower: LowerStats) -> Iterator[Metric]:
     yield _by_tier(CounterMetricFamily, "switched_off", "Times that a tier was switched off.", openings)
     speed = {one.name: one.bytes_per_second for one in tiers}
     yield _by_tier(GaugeMetricFamily, "bytes_per_second", "What loads reached lately.", speed)
+    answers = {one.name: one.answer_seconds for one in tiers}
+    yield _by_tier(GaugeMetricFamily, "answer_seconds", "What a store takes to say what it has of a prompt.", answers)
+    unasked = {one.name: one.unasked for one in tiers}
+    yield _by_tier(CounterMetricFamily, "unasked", "Lookups that did not ask a store, as that would not pay.", unasked)
     for name, text, value in (
         ("staging_bytes", "Memory in use for loads.", lower.objects.staging_bytes),
         ("backlog_bytes", "Bytes that wait to be written.", lower.objects.backlog_bytes),

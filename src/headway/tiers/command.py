@@ -58,6 +58,8 @@ def ls(place: Place, as_json: Json = False) -> None:
         table.add_row(h.layout[:12], h.label or "?", *counts, format_bytes(h.bytes), _ago(h.modified))
     if holdings:
         Console().print(table)
+        if "://" in place:
+            typer.echo("a server's budget bounds what it wrote since its start; the store's own limit bounds the rest")
     else:
         typer.echo(f"{_told(place)} holds nothing of Headway")
 
@@ -138,7 +140,7 @@ class _Unread:
 def _open(place: str) -> Store:
     if "://" in place:
         return open_store(place)[1]
-    folder = Path(place)
+    folder = Path(place).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"{place} is no folder: give the one of --disk without its size, or the URL of --store")
     return DiskStore(folder)
@@ -182,6 +184,10 @@ def _lines(seen: Survey, faults: list[Fault], total: int, removed: bool) -> list
     lines += [f"{len(found):,} {what}" for what, found in kinds.items() if found]
     if removed and any(fault.bad for fault in faults):
         lines.append("what was damaged is removed, with the records that name it")
+    elif any(fault.bad for fault in faults):
+        lines.append("with --remove, what is damaged is removed, and computed again when it is asked for")
+    if any(not fault.bad for fault in faults):
+        lines.append("what is loose may belong to a write under way; `headway tiers purge --loose` removes what is old")
     return lines
 
 

@@ -8,6 +8,9 @@ arrived already counts as there, even if its tier has been switched off since.
 All that happens to loads is an event for one thread (`Loader`), so nothing here needs a lock: started, arrived,
 cancelled, late, released. Objects never change under their name, so loads that want the same object share one read
 and one buffer. The buffer of a read that is late belongs to that read until it returns, and counts as used as long.
+
+What a load is going to read is not evicted from the moment that it is asked for until the load ends, however long it
+waits for memory.
 """
 
 from __future__ import annotations
@@ -161,7 +164,8 @@ class _Fetch:
     wanted: Wanted
     array: NDArray[np.uint8]
     users: set[Load] = field(default_factory=set)
-    state: str = "reading"  # then `there`, or the reason of its failure
+    state: str = "reading"  # then `there`, `withdrawn`, or the reason of its failure
+    withdraw: Callable[[], bool] | None = None
     ended: bool = False
     freed: bool = False
     at: float = 0.0  # when it arrived
@@ -182,9 +186,9 @@ class Load:
         self._loader, self._place, self._done = loader, place, done
         self._started = time.monotonic()
         self._until = self._started + seconds
-        self._limit = place.position
         self._target: Place | None = place
         self._fetches: dict[Key, _Fetch] = {}
+        self._held: dict[int, Wanted] = {}
         self._pending: set[Key] = set()
         self._failures: list[Failure] = []
         self._pieces: tuple[Piece, ...] = ()
@@ -253,9 +257,13 @@ class Loader:
         return len(self._loads)
 
     def start(self, place: Place, floor: int, done: Callable[[Loaded], None], seconds: float) -> Load:
-        """Begin a load; any thread."""
+        """Begin a load; any thread, with the lock of the tiers: what went since the place was found is not read."""
         load = Load(self, place, floor, done, seconds)
-        self.post(lambda: self._begin(load))
+        if gone := [wanted for wanted in place.wanted if not wanted.entry.present]:
+            self._note(load, gone[0], "missing")
+        places = place.find(floor, place.position, frozenset()) if gone else [place]
+        self._hold(load, places[-1:])
+        self.post(lambda: self._begin(load, places))
         return load
 
     def post(self, event: Callable[[], None]) -> None:
@@ -287,11 +295,26 @@ class Loader:
             except Exception:
                 _log.exception("an event of a load failed")
 
-    def _begin(self, load: Load) -> None:
+    def _hold(self, load: Load, places: Sequence[Place]) -> None:
+        """Keep what places need from being evicted until the load ends."""
+        for wanted in [wanted for place in places for wanted in place.wanted]:
+            if id(wanted.entry) not in load._held:
+                load._held[id(wanted.entry)] = wanted
+                with wanted.tier.lock:
+                    wanted.entry.holds += 1
+
+    def _let_go(self, wanted: Wanted) -> None:
+        """Undo one hold of an entry."""
+        with wanted.tier.lock:
+            names = wanted.tier.names(wanted.tier.catalogue.release(wanted.entry))
+        if names:
+            self._withdraw(wanted.tier, names)
+
+    def _begin(self, load: Load, places: Sequence[Place]) -> None:
         self._loads.add(load)
         left = max(0.0, load._until - time.monotonic())
         load._alarm = self._clock.after(left, lambda: self.post(lambda: self._overdue(load)))
-        self._aim(load, [load._place])
+        self._aim(load, places)
 
     def _aim(self, load: Load, places: Sequence[Place]) -> None:
         """Go for the deepest of some places that fits into the staging memory, or end."""
@@ -304,7 +327,8 @@ class Loader:
             if lower:
                 return self._aim(load, lower)
             return self.end(load, None)
-        load._target, load._limit = place, place.position
+        load._target = place
+        self._hold(load, [place])
         keys = {w.key: w for w in place.wanted}
         for key in [key for key in load._fetches if key not in keys]:
             self._leave(load, key)
@@ -332,7 +356,7 @@ class Loader:
             buffer = fetch.array.data
             with wanted.tier.lock:
                 wanted.entry.holds += 1
-            wanted.tier.fetch(
+            fetch.withdraw = wanted.tier.fetch(
                 key[1],
                 buffer,
                 wanted.reference.check,
@@ -380,11 +404,14 @@ class Loader:
             self.end(load, load._target)
 
     def _overdue(self, load: Load) -> None:
-        """The load's own time is over: end with what is whole already."""
+        """The load's own time is over: end with what is whole already. It took its tiers so long at least."""
         if load._over:
             return
         there = self._there(load)
         pending = [f.wanted for f in load._fetches.values() if f.state == "reading"]
+        for tier in {wanted.tier for wanted in pending}:
+            sizes = [f.wanted.reference.length for f in load._fetches.values() if f.wanted.tier is tier]
+            tier.learn(sum(sizes), time.monotonic() - load._started)
         waited = load._target.wanted[-1:] if load in self._waiting and load._target else ()
         for wanted in pending or waited:
             self._note(load, wanted, "late" if pending else "memory")
@@ -401,6 +428,8 @@ class Loader:
         self._loads.discard(load)
         if load in self._waiting:
             self._waiting.remove(load)
+        for wanted in load._held.values():
+            self._let_go(wanted)
         if reason:
             self._note(load, load._place.wanted[-1], reason)
         keys = [w.key for w in place.wanted] if place else []
@@ -455,15 +484,13 @@ class Loader:
     def _leave(self, load: Load, key: Key) -> None:
         fetch = load._fetches.pop(key)
         fetch.users.discard(load)
+        if not fetch.users and fetch.state == "reading" and fetch.withdraw is not None and fetch.withdraw():
+            fetch.state = "withdrawn"
         self._free(key, fetch)
 
     def _ended(self, key: Key, fetch: _Fetch) -> None:
-        fetch.ended = True
-        wanted = fetch.wanted
-        with wanted.tier.lock:
-            names = wanted.tier.names(wanted.tier.catalogue.release(wanted.entry))
-        if names:
-            self._withdraw(wanted.tier, names)
+        fetch.ended, fetch.withdraw = True, None  # the call has the buffer
+        self._let_go(fetch.wanted)
         self._free(key, fetch)
         self._retry()
 

@@ -29,7 +29,7 @@ def disk_place(text: str) -> tuple[Path, int]:
     folder, colon, size = text.rpartition(":")
     if not colon or not folder:
         raise ConfigError(f"--disk {text!r} needs a folder and its size, like /var/cache/headway:200GiB")
-    return Path(folder), parse_bytes(size, "--disk")
+    return Path(folder).expanduser(), parse_bytes(size, "--disk")
 
 
 def open_disk(text: str) -> tuple[TierConfig, Store]:
@@ -49,24 +49,31 @@ def open_store(url: str) -> tuple[TierConfig, Store]:
         url: `valkey://[user:password@]host[:port][/db]`, `valkeys://` with TLS, `unix://path` and `redis[s]://`, with
             `password_file=FILE` and the client's options behind a `?`; or `s3://bucket[/prefix]`, with
             `endpoint=URL`, `region=NAME` and others of obstore. `budget=SIZE` bounds what this process keeps there.
-            Without it the store's own limit is all there is.
+            Without it the store's own limit is all there is. `optional=true`: it may be down now.
 
     Raises:
-        ConfigError: Another URL, or a store that refuses us.
+        ConfigError: Another URL, an unknown option, or a store that refuses us or does not answer.
     """
     parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if empty := [name for name, value in options.items() if not value]:
+        raise ConfigError(f"the URL of --store gives {', '.join(empty)} no value: write {empty[0]}=VALUE, or nothing")
     budget = options.pop("budget", None)
-    capacity = parse_bytes(budget, "budget=") if budget else None
+    capacity = None if budget is None else parse_bytes(budget, "budget=")
+    said = options.pop("optional", "false")
+    if said not in ("true", "false"):
+        raise ConfigError(f"optional={said} in the URL of --store: it is true or false")
+    optional = said == "true"
     config = TierConfig("store", capacity=capacity, shared=True, rescan=_RESCAN)
     if parts.scheme in _VALKEY:
         password = options.pop("password_file", None)
         plain = urlunsplit(parts._replace(query=urlencode(options)))
         if parts.scheme == "unix" and not parts.netloc:  # urlunsplit leaves out an empty host
             plain = f"unix://{parts.path}" + (f"?{urlencode(options)}" if options else "")
-        return config, ValkeyStore(plain, Path(password) if password else None)
+        file = None if password is None else Path(password).expanduser()
+        return config, ValkeyStore(plain, file, config.patience, optional=optional)
     if parts.scheme == "s3" and parts.netloc:
-        return config, S3Store(parts.netloc, parts.path.strip("/"), options)
+        return config, S3Store(parts.netloc, parts.path.strip("/"), options, silence=config.patience, optional=optional)
     raise ConfigError(
         f"--store {parts.scheme}://... is no store: give valkey://, valkeys://, redis://, unix:// or s3://"
     )

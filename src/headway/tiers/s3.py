@@ -7,7 +7,6 @@ objects into parts, which appear as one object or not at all.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,15 +16,17 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from headway.errors import ConfigError
-from headway.tiers.store import Buffer, Listed, MissingError, StoreError
+from headway.tiers.store import Buffer, Listed, MissingError, StoreError, unanswered
 
 __all__ = ["S3Store"]
-
-_log = logging.getLogger("headway.tiers")
 
 _AT_ONCE = 16
 """Records that are read at once."""
 _REMOVED_AT_ONCE = 1000
+_OPENING_SECONDS = 5.0
+"""Patience when a bucket is opened."""
+_METADATA = "/latest/api/token"
+"""What is asked for last where there are no credentials: those of a machine of the cloud."""
 _T = TypeVar("_T")
 
 
@@ -33,7 +34,14 @@ class S3Store:
     """See `Store` for the contract of each method."""
 
     def __init__(
-        self, bucket: str, prefix: str = "", config: Mapping[str, str] | None = None, timeout: float = 30.0
+        self,
+        bucket: str,
+        prefix: str = "",
+        config: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+        *,
+        silence: float = 5.0,
+        optional: bool = False,
     ) -> None:
         """Use a bucket that exists.
 
@@ -43,9 +51,11 @@ class S3Store:
             config: What obstore's `S3Store` takes: `endpoint`, `region`, ... The environment (`AWS_ACCESS_KEY_ID`,
                 `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, ...) has the rest.
             timeout: Seconds after which a request ends, retries included.
+            silence: Seconds of silence after which it ends.
+            optional: A service that does not answer now is no error: it may come.
 
         Raises:
-            ConfigError: An unknown setting, no such bucket, or the extra is not installed.
+            ConfigError: An unknown setting, no credentials, no such bucket, no answer, or the extra is not installed.
         """
         if find_spec("obstore") is None:
             raise ConfigError("a store in S3 needs the tiers extra: pip install 'headway[tiers]'")
@@ -53,18 +63,20 @@ class S3Store:
         errors: Any = import_module("obstore.exceptions")
         self._error, self._missing = errors.BaseError, (errors.NotFoundError, FileNotFoundError)
         refused = (*self._missing, errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)
-        limit = timedelta(seconds=timeout)
-        given: dict[str, Any] = {"region": "us-east-1"} if "endpoint" in (config or {}) else {}
-        given["client_options"] = {"timeout": limit, "connect_timeout": timedelta(seconds=5), "allow_http": True}
-        given["retry_config"] = {"max_retries": 2, "retry_timeout": limit}
+        opened = import_module("obstore.store").S3Store
         try:
-            made = import_module("obstore.store").S3Store(bucket, prefix=prefix or None, **{**given, **(config or {})})
-            self._bucket: Any = made
-            next(iter(self._obstore.list(made, chunk_size=1)), None)
+            self._bucket: Any = opened(bucket, prefix=prefix or None, **_settings(config or {}, timeout, silence))
+            asked = opened(bucket, prefix=prefix or None, **_settings(config or {}, _OPENING_SECONDS, silence))
+            next(iter(self._obstore.list(asked, chunk_size=1)), None)
         except (*refused, errors.UnknownConfigurationKeyError, ValueError, TypeError) as error:
             raise ConfigError(f"the bucket {bucket} cannot be used: {_first_line(error)}") from error
         except self._error as error:
-            _log.warning("the store does not answer yet: %s", _first_line(error))
+            if _METADATA in str(error):
+                raise ConfigError(
+                    f"the bucket {bucket} cannot be used without credentials: set AWS_ACCESS_KEY_ID and "
+                    f"AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), or give ?skip_signature=true for a public one"
+                ) from error
+            unanswered(_first_line(error), optional)
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headway-tiers-s3")
 
     def read(self, name: str, buffer: memoryview) -> int:
@@ -118,6 +130,14 @@ class S3Store:
             raise MissingError("the object is not there") from error
         except (self._error, OSError) as error:
             raise StoreError(f"the store: {_first_line(error)}") from error
+
+
+def _settings(config: Mapping[str, str], seconds: float, silence: float) -> dict[str, Any]:
+    limit, quiet = timedelta(seconds=seconds), timedelta(seconds=silence)
+    given: dict[str, Any] = {"region": "us-east-1"} if "endpoint" in config else {}
+    given["client_options"] = {"timeout": limit, "read_timeout": quiet, "connect_timeout": quiet, "allow_http": True}
+    given["retry_config"] = {"max_retries": 2, "retry_timeout": limit}
+    return {**given, **config}
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ catalogue, also what comes too late for whoever asked.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from headway.tiers.catalogue import Entry
@@ -28,6 +29,8 @@ from headway.tiers.workers import Clock
 
 __all__ = ["Search"]
 
+_Answered = Callable[[Tier, bool], None]
+"""Told that a tier has answered, or has failed to."""
 _WIDTH, _WIDER = 16, 4
 """Stretches that are asked for at first, and times as many next: to learn that nothing is there costs little."""
 
@@ -56,10 +59,12 @@ class Search:
 
     def start(self, done: Callable[[], None], clock: Clock, seconds: float) -> None:
         """Ask; `done` is called once when all have answered or the time is over."""
-        self._done = done
+        self._done, started = done, time.monotonic()
         alarm = clock.after(seconds, self._finish)
 
-        def answered() -> None:
+        def answered(tier: Tier, failed: bool) -> None:
+            if not failed:
+                tier.answered(time.monotonic() - started, self._brought(tier))
             with self._lock:
                 self._left -= 1
                 last = not self._left
@@ -76,7 +81,20 @@ class Search:
         if done is not None:
             done()
 
-    def _ask(self, tier: Tier, answered: Callable[[], None], first: int, positions: list[int], width: int) -> None:
+    def _brought(self, tier: Tier) -> float:
+        """How much of what was asked about is now known to be there, from 0 to 1."""
+        size, deepest = self._layout.stretch, self._floor
+        with self._lock:
+            path = tier.catalogue.path(self._folder, self._digests, self._floor, self._limit)
+        whole = self._floor // size
+        while whole < len(path.stretches) and path.stretches[whole] is not None:
+            whole += 1
+        if self._layout.resumes_anywhere:
+            deepest = max(deepest, whole * size)
+        deepest = max([deepest, *(position for position in path.checkpoints if position // size <= whole)])
+        return max(0, min(deepest, self._limit) - self._floor) / max(1, self._limit - self._floor)
+
+    def _ask(self, tier: Tier, answered: _Answered, first: int, positions: list[int], width: int) -> None:
         """Ask for the ends of stretches from `first` on, `width` of them, and go on behind them while all are there."""
         digests, folder, layout = self._digests, self._folder, self._layout
         with self._lock:
@@ -96,22 +114,22 @@ class Search:
                 if ends and ends[-1] < last and None not in stretches:
                     self._ask(tier, answered, ends[-1] + 1, positions, _WIDER * width)
                     return
-            self._ask_manifests(tier, answered, positions)
+            self._ask_manifests(tier, answered, positions, records is None)
 
         tier.ask(names, found)
 
-    def _ask_manifests(self, tier: Tier, answered: Callable[[], None], positions: Sequence[int]) -> None:
+    def _ask_manifests(self, tier: Tier, answered: _Answered, positions: Sequence[int], failed: bool) -> None:
         with self._lock:
             digests = [self._digests.manifest(position) for position in positions]
 
         def found(records: list[bytes | None] | None) -> None:
             self._take(tier, digests, records or [], MANIFEST)
-            answered()
+            answered(tier, failed or records is None)
 
         if digests:
             tier.ask([record_name(self._folder, digest, MANIFEST) for digest in digests], found)
         else:
-            answered()
+            answered(tier, failed)
 
     def _positions(self, tier: Tier, ends: Sequence[int], indexes: Sequence[bytes | None]) -> list[int]:
         """Positions on the path whose checkpoint is not known yet."""

@@ -7,10 +7,11 @@ is for scans, and may lie.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from headway.errors import HeadwayError
+from headway.errors import ConfigError, HeadwayError
 
 __all__ = [
     "Buffer",
@@ -22,7 +23,10 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreFullError",
+    "unanswered",
 ]
+
+_log = logging.getLogger("headway.tiers")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -107,3 +111,17 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of connections and files. No other call follows."""
+
+
+def unanswered(why: object, optional: bool) -> None:
+    """A store does not answer when it is opened: an error, or a warning where it is `optional`.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not optional:
+        raise ConfigError(
+            f"the store does not answer: {str(why).rstrip('.')}. Start it, or correct its URL; with ?optional=true a "
+            f"server starts without it, and uses it once it answers"
+        )
+    _log.warning("the store does not answer yet: %s", why)

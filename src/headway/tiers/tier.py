@@ -1,9 +1,10 @@
 """One tier: a store, what it is known to hold, calls to it with deadlines, and the circuit that switches it off.
 
-The circuit opens when a call is late, or three fail one after another. While it is open nothing is asked of the store
-and nothing of it is offered: requests compute as if the tier were not there. After a pause a probe asks the store for
-a record that does not exist; an answer closes the circuit, and silence doubles the pause. So no request is ever the
-probe.
+The circuit opens when a call is late, or three fail one after another. A read counts as failed much earlier, after some
+times of what reads took lately: then its request goes on without it, and three such reads open the circuit. While it is
+open nothing is asked of the store and nothing of it is offered: requests compute as if the tier were not there. After a
+pause a probe asks the store for a record that does not exist; an answer closes the circuit, and silence doubles the
+pause. So no request is ever the probe.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from headway.errors import ConfigError
 from headway.tiers.catalogue import Catalogue, Entry
 from headway.tiers.objects import MANIFEST, STRETCH, Manifest, ObjectLayout, checksum, object_names, record_name
+from headway.tiers.rates import MoveRate, Recent
 from headway.tiers.store import (
     DamagedError,
     LateError,
@@ -39,8 +41,14 @@ _IN_A_ROW = 3
 """Failures one after another that open the circuit."""
 _LONGEST_PAUSE = 32
 """Times the first pause."""
+_GUESSED = 200e6
+"""Bytes per second before loads were measured."""
+_SHORTEST, _SLACK = 0.2, 16.0
+"""A read is late after this part of the tier's patience, and so many times what it should take."""
 _LEARNING = 0.2
-"""Weight of the latest load in what is known of a tier's speed."""
+"""Weight of the latest answer in what asking a store brings."""
+_LEAST = 1 / 32
+"""What asking brings at least, as far as is believed."""
 _T = TypeVar("_T")
 
 
@@ -102,6 +110,9 @@ class TierStats:
         openings: How often it was switched off.
         scanning: Whether a scan is under way.
         bytes_per_second: What loads reached lately.
+        answer_seconds: How long the store takes to say what it has of a path; 0 before it was asked.
+        unasked: Lookups that did not ask it, because its answers save less than they take.
+        shared: Others write there too; then what this server wrote before its start is not counted.
     """
 
     name: str
@@ -118,6 +129,9 @@ class TierStats:
     openings: int
     scanning: bool
     bytes_per_second: float
+    answer_seconds: float = 0.0
+    unasked: int = 0
+    shared: bool = False
 
 
 class Tier:
@@ -129,7 +143,7 @@ class Tier:
         catalogue: What is known to be there.
         lock: The lock of all that is kept in memory; never held during a call to a store.
         groups: The place of each group in the layout, as names have it.
-        counts: `loads`, `loaded_bytes`, `stores`, `stored_bytes`, `openings`.
+        counts: `loads`, `loaded_bytes`, `stores`, `stored_bytes`, `openings`, `unasked`.
         failures: By reason.
         scanning: Whether a scan is under way.
     """
@@ -150,7 +164,7 @@ class Tier:
         self._probes = Pool(f"{config.name}-probe", 1, clock)
         self._open = self._closed = False
         self._in_a_row, self._pauses = 0, 0
-        self._speed = 200e6
+        self._moves, self._answers, self._brought = MoveRate(), Recent(), 1.0
 
     # ---- calls
 
@@ -162,6 +176,11 @@ class Tier:
     def deadline(self, size: int) -> float:
         """Seconds that a call may take that moves so many bytes."""
         return self.config.patience + size / self.config.slowest
+
+    def _reading_deadline(self, size: int) -> float:
+        """As `deadline`, and no more than some times what it took lately: what stalls is known early."""
+        most, should = self.deadline(size), self._moves.seconds(size)
+        return most if should is None else min(most, _SHORTEST * self.config.patience + _SLACK * should)
 
     def call(self, what: Callable[[], _T], size: int = 0) -> _T:
         """Make a call to the store and wait for it, at most for its deadline.
@@ -193,11 +212,14 @@ class Tier:
 
     def fetch(
         self, name: str, buffer: memoryview, check: bytes, done: Callable[[str], None], ended: Callable[[], None]
-    ) -> None:
+    ) -> Callable[[], bool]:
         """Read an object that fills a buffer, and verify it.
 
         `done` is called once, from another thread or this one, with the reason of the failure or "".
         `ended` is called once when the buffer is written to no more, which after a late read is later.
+
+        Returns:
+            What withdraws the read if it has not begun: then it returns True, and `ended` is called alone.
         """
 
         def finish(_: None, error: BaseException | None) -> None:
@@ -206,7 +228,10 @@ class Tier:
                     self.counts.update(loads=1, loaded_bytes=len(buffer))
             done(reason_of(error) if error else "")
 
-        self._submit(self._reads, lambda: self.read(name, buffer, check), self.deadline(len(buffer)), finish, ended)
+        seconds = self._reading_deadline(len(buffer))
+        firm = seconds >= self.deadline(len(buffer))
+        operation = self._submit(self._reads, lambda: self.read(name, buffer, check), seconds, finish, ended, firm)
+        return lambda: self._reads.withdraw(operation)
 
     def read(self, name: str, buffer: memoryview, check: bytes) -> None:
         """Read an object that fills a buffer, and verify it; on the calling thread, without a deadline.
@@ -235,22 +260,25 @@ class Tier:
         seconds: float,
         done: Callable[[Any, BaseException | None], None],
         ended: Callable[[], None] = lambda: None,
-    ) -> None:
+        firm: bool = True,
+    ) -> Operation:
         def judged(result: Any, error: BaseException | None) -> None:
-            self._judge(error)
+            self._judge(error, firm)
             done(result, error)
 
-        pool.submit(Operation(call, seconds, judged, ended))
+        operation = Operation(call, seconds, judged, ended)
+        pool.submit(operation)
+        return operation
 
     # ---- the circuit
 
-    def _judge(self, error: BaseException | None) -> None:
-        """Count a call that ended, and open the circuit if it must be."""
+    def _judge(self, error: BaseException | None, firm: bool) -> None:
+        """Count a call that ended, and open the circuit if it must be; `firm`: what is late had all its time."""
         if error is None or isinstance(error, MissingError | StoreFullError | DamagedError):
             self._in_a_row = 0
         elif not isinstance(error, RefusedError):
             self._in_a_row += 1
-            if isinstance(error, LateError) or self._in_a_row >= _IN_A_ROW:
+            if (firm and isinstance(error, LateError)) or self._in_a_row >= _IN_A_ROW:
                 self._switch_off(error)
         if error is not None:
             self.count(reason_of(error))
@@ -321,16 +349,32 @@ class Tier:
         ]
         return records + objects
 
+    # ---- what is learned
+
     def learn(self, size: int, seconds: float) -> None:
         """A load moved so many bytes in so many seconds."""
         if size and seconds > 0:
             with self.lock:
-                self._speed += _LEARNING * (size / seconds - self._speed)
+                self._moves.measured(size, seconds)
 
-    @property
-    def speed(self) -> float:
-        """Bytes per second of loads lately; before the first one, a guess."""
-        return self._speed
+    def seconds(self, size: int) -> float:
+        """What a load of so many bytes takes, as loads did lately; before some were measured, a guess."""
+        known = self._moves.seconds(size)
+        return size / _GUESSED if known is None else known
+
+    def answered(self, seconds: float, brought: float) -> None:
+        """The store took so long to say what it has of a path: this part of what was asked about."""
+        with self.lock:
+            self._answers.add(seconds)
+            self._brought += _LEARNING * (brought - self._brought)
+
+    def worth_asking(self, computing: float) -> bool:
+        """Whether asking the store about a path that takes so many seconds to compute saves more than it takes."""
+        with self.lock:
+            takes = self._answers.value
+            worth = takes is None or takes <= computing * max(self._brought, _LEAST)
+            self.counts["unasked"] += not worth
+            return worth
 
     def stats(self) -> TierStats:
         """Counters as they are now."""
@@ -350,7 +394,10 @@ class Tier:
                 circuit="open" if self._open else "closed",
                 openings=counts["openings"],
                 scanning=self.scanning,
-                bytes_per_second=self._speed,
+                bytes_per_second=1 / (self._moves.per_byte.value or 1 / _GUESSED),
+                answer_seconds=self._answers.value or 0.0,
+                unasked=counts["unasked"],
+                shared=self.config.shared,
             )
 
     def close(self, seconds: float) -> None:

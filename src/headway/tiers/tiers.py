@@ -16,9 +16,10 @@ below zero stand for media and mean something else in every process, so paths en
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ __all__ = ["IncompleteError", "ObjectTiers", "TiersStats"]
 _PATHS_KEPT = 32
 """Digests of the latest paths are kept: a request asks about its path several times."""
 _NAMESPACES_KEPT = 1024
+_TRIED = 8
+"""Of so many lookups for which asking a store does not pay, one asks."""
 
 
 class IncompleteError(HeadwayError):
@@ -140,11 +143,26 @@ class ObjectTiers:
             return self._places(folder, digests, data, floor, limit, frozenset()) if limit > floor else []
 
     def search(
-        self, namespace: Namespace, data: bytes, floor: int, limit: int, done: Callable[[], None], seconds: float = 1.0
+        self,
+        namespace: Namespace,
+        data: bytes,
+        floor: int,
+        limit: int,
+        done: Callable[[], None],
+        seconds: float = 1.0,
+        computing: float = math.inf,
     ) -> bool:
         """Ask the tiers that others write to as well what they have of a path; then `find` knows it.
 
-        `done` is called once, from another thread, when all have answered or so many seconds have passed.
+        Args:
+            namespace: Model, adapter, salt.
+            data: The tokens of the path, int32.
+            floor: Tokens that the caller has already.
+            limit: The deepest position of use.
+            done: Called once, from another thread, when all have answered or so many seconds have passed.
+            seconds: See `done`.
+            computing: Seconds that computing from `floor` to `limit` takes. A tier whose answers save less of that than
+                they take, as they did lately, is not asked; but now and then, without anyone waiting for it.
 
         Returns:
             False if there is no such tier to ask now: then `done` is not called, and `find` knows all.
@@ -152,15 +170,18 @@ class ObjectTiers:
         shared = [tier for tier in self._tiers if tier.config.shared and tier.usable]
         if not shared or self._closed:
             return False
+        asked = [tier for tier in shared if tier.worth_asking(computing)]
+        tried = [tier for tier in shared if tier not in asked and tier.counts["unasked"] % _TRIED == 0]
         with self._lock:
             folder, digests = self._path(namespace, data)
-        Search(shared, self.layout, self._key, self._lock, folder, digests, floor, limit).start(
-            done, self._clock, seconds
-        )
-        return True
+        for tiers, told in ((asked, done), (tried, lambda: None)):
+            if tiers:
+                search = Search(tiers, self.layout, self._key, self._lock, folder, digests, floor, limit)
+                search.start(told, self._clock, seconds)
+        return bool(asked)
 
     def load(self, place: Place, floor: int, done: Callable[[Loaded], None], seconds: float = 30.0) -> Load:
-        """Fetch all objects of a place, from the stretch that `floor` is in on.
+        """Fetch all objects of a place, from the stretch that `floor` is in on. They are not evicted until it ends.
 
         Args:
             place: From `find`.
@@ -172,7 +193,8 @@ class ObjectTiers:
         Returns:
             The load, which can be cancelled.
         """
-        return self._loader.start(place, floor, done, seconds)
+        with self._lock:
+            return self._loader.start(place, floor, done, seconds)
 
     # ---- writing
 
@@ -362,9 +384,11 @@ class ObjectTiers:
 
         def place(position: int, kind: str, linked: int, own: tuple[Wanted, ...]) -> Place:
             wanted = [*own, *finder.chain[:linked]]
-            moved = sum(w.reference.length for w in wanted)
-            seconds = sum(w.reference.length / w.tier.speed for w in wanted)
-            names = tuple(dict.fromkeys(w.tier.config.name for w in wanted))
+            sizes: Counter[Tier] = Counter()
+            for w in wanted:
+                sizes[w.tier] += w.reference.length
+            seconds = sum(tier.seconds(size) for tier, size in sizes.items())
+            names, moved = tuple(tier.config.name for tier in sizes), sizes.total()
             return Place(position, kind, names, moved, seconds, (folder, data), find, finder.chain, linked, own)
 
         places: list[Place] = []

@@ -12,7 +12,7 @@ Clusters are not supported: a lookup reads many records in one command.
 from __future__ import annotations
 
 import itertools
-import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headway.errors import ConfigError
-from headway.tiers.store import Buffer, Listed, MissingError, StoreError, StoreFullError
+from headway.tiers.store import Buffer, Listed, MissingError, StoreError, StoreFullError, unanswered
 
 __all__ = ["ValkeyStore"]
-
-_log = logging.getLogger("headway.tiers")
 
 _PREFIX = "headway:"
 _AT_ONCE = 512
@@ -35,18 +33,20 @@ _T = TypeVar("_T")
 class ValkeyStore:
     """See `Store` for the contract of each method."""
 
-    def __init__(self, url: str, password_file: Path | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self, url: str, password_file: Path | None = None, timeout: float = 30.0, *, optional: bool = False
+    ) -> None:
         """Connect to a server.
 
         Args:
             url: `valkey://[user:password@]host[:port][/db]`, `valkeys://` with TLS, `unix://path`; `redis://` and
                 `rediss://` mean the same. Options of the client follow a `?`, such as `ssl_ca_certs=/etc/ca.pem`.
             password_file: A file with the password, so that no list of processes shows it.
-            timeout: Seconds after which a call to a silent server ends.
+            timeout: Seconds of silence after which a call ends; so no memory is held for it longer.
+            optional: A server that does not answer now is no error: it may come.
 
         Raises:
-            ConfigError: A wrong URL, a refused password, or the extra is not installed. A server that is merely not
-                there is none: it may come.
+            ConfigError: A wrong URL, a refused password, no server, or the extra is not installed.
         """
         if find_spec("valkey") is None or find_spec("libvalkey") is None:
             raise ConfigError("a store in Valkey or Redis needs the tiers extra: pip install 'headway[tiers]'")
@@ -56,14 +56,21 @@ class ValkeyStore:
         try:
             if password_file is not None:
                 more["password"] = password_file.read_text().strip()
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"the store's password cannot be read from {password_file}: {error}") from error
+        try:
             self._client: Any = valkey.Valkey.from_url(url, **more)
             self._client.ping()
-        except (ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"the store's URL or password cannot be used: {error}") from error
+        except TypeError as error:  # the client's own words name the option, and a function that nobody knows
+            named = re.search(r"argument '(\w+)'", str(error))
+            told = f"the client takes no option {named[1]!r}" if named else str(error)
+            raise ConfigError(f"the store's URL cannot be used: {told}") from error
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"the store's URL cannot be used: {error}") from error
         except (valkey.AuthenticationError, self._errors.AuthorizationError, valkey.ResponseError) as error:
             raise ConfigError(f"the store refuses us: {error}") from error
         except valkey.ValkeyError as error:
-            _log.warning("the store does not answer yet: %s", error)
+            unanswered(error, optional)
 
     def read(self, name: str, buffer: memoryview) -> int:
         """See `Store.read`."""

@@ -135,6 +135,16 @@ class Pool:
         if refusal is not None:
             self._refuse([operation], refusal)
 
+    def withdraw(self, operation: Operation) -> bool:
+        """Take a call back. Returns whether it had not begun: then it is not made, and `ended` alone is called."""
+        with self._changed:
+            if operation not in self._waiting:
+                return False
+            self._waiting.remove(operation)
+            operation.state = "over"
+        operation.ended()
+        return True
+
     def refuse(self, error: BaseException | None) -> None:
         """Refuse what waits and what comes with an error, until called with None."""
         with self._changed:

@@ -268,7 +268,7 @@ def test_t22_groups_that_share_blocks_are_each_restored_whole() -> None:
         assert [mover.read(asked).tobytes() for asked in ranges] == [each.tobytes() for each in written]
 
 
-def test_blocks_go_out_before_others_come_back() -> None:
+def test_t08_blocks_go_out_before_others_come_back() -> None:
     """So that a block of host memory that is filled, and one of the device that is emptied, can be used at once."""
     executor = World.of(Case("KimiLinear", 2, 1)).executor
     arenas = executor.ranked.arenas

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from headway.errors import ConfigError, ModelError
 from headway.runtime.forward.canonical import shares_of
 from headway.runtime.loading import load_model
 from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.memory import row_bytes
 
 MEMORY = 8 << 20
 PATIENCE = 300.0
@@ -115,7 +117,9 @@ transformers would cut in other places."""
 
 
 @pytest.mark.parametrize(("name", "tp", "dcp"), SHARING)
-def test_ranks_that_share_the_weights_answer_as_one(name: str, tp: int, dcp: int, tmp_path: Path) -> None:
+def test_t15_ranks_that_share_the_weights_answer_and_refuse_as_one(
+    name: str, tp: int, dcp: int, tmp_path: Path
+) -> None:
     """They read their shares, check themselves, draft, reuse, and hold as many bytes as was planned."""
     kind, arguments = MODELS[name]
     folder = tiny.save_model(tmp_path, getattr(transformers, kind)(**(COMMON | arguments | {"vocab_size": 262})))
@@ -125,6 +129,7 @@ def test_ranks_that_share_the_weights_answer_as_one(name: str, tp: int, dcp: int
     try:
         assert built.check.reuse
         assert len(processes_of(built)) == tp
+        _refuse(executor_of(built), processes_of(built)[-1].pid)
         _move(executor_of(built), folder)
         built.engine.start()
         tokens = prompt(1)
@@ -136,6 +141,21 @@ def test_ranks_that_share_the_weights_answer_as_one(name: str, tp: int, dcp: int
         assert (built.layout.parameters, built.layout.cost) == (whole.parameters, whole.cost)
     finally:
         built.engine.close()
+
+
+def _refuse(executor: RankedExecutor, pid: int) -> None:
+    """Host memory that one rank cannot have: it says so, none goes on without it, and all can go on with less."""
+    assert executor._room is not None
+    assert executor._geometry is not None
+    if not hasattr(resource, "prlimit"):
+        return
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+    taken = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.prlimit(pid, resource.RLIMIT_AS, (taken + (256 << 20), hard))
+    blocks = (512 << 20) // row_bytes(executor._geometry)
+    with pytest.raises(ConfigError, match=r"no room for a cache of 5\d\d\.\d MiB on cpu: lower --host-memory"):
+        executor.prepare(executor._geometry, msgspec.structs.replace(executor._room, host_blocks=blocks))
+    resource.prlimit(pid, resource.RLIMIT_AS, (soft, hard))
 
 
 def _move(executor: RankedExecutor, folder: Path) -> None:

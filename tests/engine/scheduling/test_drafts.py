@@ -24,6 +24,8 @@ from headway.engine import (
     StepCosts,
     StepWork,
 )
+from headway.tiers import TierConfig
+from headway.tiers.memory import MemoryStore
 
 MOST = 4
 
@@ -83,12 +85,16 @@ class DraftingDevice(FakeDevice):
         return [t if self.dice.random() < self.skill else int(self.dice.integers(VOCAB)) for t in right]
 
 
+class DraftingBench(Bench):
+    def make_device(self) -> FakeDevice:
+        return DraftingDevice(self.cache.geometry, self.blocks, host_blocks=self.host_blocks)
+
+
 def bench(world: str, seed: int = 0, drafts: bool = True, **options: object) -> Bench:
-    made = Bench(WORLDS[world], **options)  # type: ignore[arg-type]
+    made = (DraftingBench if drafts else Bench)(WORLDS[world], **options)  # type: ignore[arg-type]
     if drafts:
-        made.device = DraftingDevice(made.cache.geometry, made.blocks, seed)
         made.device.dice = np.random.default_rng(seed)
-        made.scheduler = Scheduler(made.cache, made.config, planner=DraftPlanner("test", MOST))
+        made.scheduler = Scheduler(made.cache, made.config, planner=DraftPlanner("test", MOST), lower=made.lower)
     return made
 
 
@@ -118,6 +124,47 @@ def test_answers_are_right_under_pressure_and_failures(world: str, seed: int):
     assert 0 < counters.accepted_tokens < counters.drafted_tokens
     assert counters.generated_tokens == sum(len(request.answer) for request in requests)
     made.check_nothing_leaks()
+
+
+def test_t11_loads_that_need_a_block_more_for_drafts_do_not_hold_each_other_up():
+    """The pool has room for one of them and what it drafts."""
+    store, texts = MemoryStore(), [prompt(39, seed) for seed in range(4)]
+    first = bench("hybrid", blocks=120, config=CONFIG, stores=[(TierConfig("disk"), store)])
+    for text in texts:
+        first.add(text, 1)
+    first.run()
+    first.lower.close(10)
+    for blocks in range(15, 22):
+        second = bench("hybrid", blocks=blocks, config=CONFIG, stores=[(TierConfig("disk"), store)])
+        requests = [second.add(text, 8, ignore_eos=True) for text in texts]
+        second.run()
+        second.check_right(*requests)
+        assert [request.cached_tokens for request in requests] == [38] * 4
+        second.check_nothing_leaks()
+
+
+@pytest.mark.parametrize("world", ["full", "hybrid"])
+def test_t25_nothing_of_a_draft_is_counted_for_who_was_loaded_into_its_row(world: str):
+    """Rows are used again at once, by requests that were loaded: each gets all of its answer, and no token more."""
+    store, texts = MemoryStore(), [prompt(30, seed) for seed in range(8)]
+    options = {"blocks": {"full": 40, "hybrid": 50}[world], "config": CONFIG, "host_blocks": 60}
+    loaded: set[str] = set()
+    for server in range(2):
+        made = bench(world, server, stores=[(TierConfig("disk"), store)], **options)
+        requests = []
+        for turn in range(2):
+            for seed in np.random.default_rng(turn).permutation(8).tolist():
+                requests.append(made.add(texts[seed], 3 + seed, ignore_eos=True))
+                made.step()
+            made.run()
+        made.check_right(*requests)
+        loaded.update(*(request.loaded for request in requests))
+        counters = made.scheduler.counters
+        assert 0 < counters.accepted_tokens < counters.drafted_tokens
+        assert counters.generated_tokens == sum(len(request.answer) for request in requests)
+        made.lower.close(10)
+        made.check_nothing_leaks()
+    assert loaded == {"host", "disk"}, "the test has no point"
 
 
 @pytest.mark.parametrize("world", WORLDS)

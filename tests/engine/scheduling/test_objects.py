@@ -2,6 +2,8 @@
 
 import random
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from tests.engine.fakes import VOCAB
 
 from headway.cache import Reason
 from headway.engine import EngineConfig
+from headway.engine.executor import BlockRange
 from headway.tiers import TierConfig
+from headway.tiers.faults import Fault, FaultyStore
 from headway.tiers.memory import MemoryStore
 
 CONFIG = EngineConfig(max_batched_tokens=16, max_running=4)
@@ -184,7 +188,7 @@ def test_a_write_to_blocks_that_fails_is_a_miss():
     second.check_nothing_leaks()
 
 
-def test_t2_t3_a_request_that_is_aborted_while_it_waits_leaves_nothing():
+def test_t02_t03_a_request_that_is_aborted_while_it_waits_leaves_nothing():
     store = MemoryStore()
     served(bench_of("hybrid", store), 0)
     second = bench_of("hybrid", store)
@@ -211,7 +215,7 @@ def test_t10_t12_two_loads_on_a_pool_for_one_both_end():
     assert [request.cached_tokens for request in requests] == [39] * 4
 
 
-def test_t1_a_held_source_outlives_eviction_and_reset():
+def test_t01_a_held_source_outlives_eviction_and_reset():
     bench = bench_of("hybrid", MemoryStore())
     request = bench.add(prompt(40, 0), 4)
     bench.run()
@@ -222,6 +226,87 @@ def test_t1_a_held_source_outlives_eviction_and_reset():
     assert all(free.isdisjoint(part.ids.tolist()) for part in held.parts)
     bench.cache.release_hit(held)
     assert bench.cache.free_blocks == bench.blocks
+
+
+@pytest.mark.parametrize("world", ["full", "hybrid", "all"])
+def test_t06_who_gives_way_gives_its_blocks_at_once_whatever_is_written_of_them(world: str):
+    """A fence around blocks that are read must not make others give way in vain."""
+    preemptions = []
+    for tiers in ({}, {"host_blocks": 400, "stores": [(TierConfig("disk"), MemoryStore())]}):
+        blocks = {"full": 30, "hybrid": 36, "all": 60}[world]
+        bench = Bench(WORLDS[world], blocks=blocks, config=CONFIG, **tiers)
+        requests = [bench.add(prompt(20, seed), 40, ignore_eos=True) for seed in range(3)]
+        bench.run()
+        bench.check_right(*requests)
+        preemptions.append(bench.scheduler.counters.preemptions)
+    assert 0 < preemptions[1] <= preemptions[0]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_t07_nothing_is_read_for_a_store_that_a_step_has_yet_to_write(world: str):
+    """Tiers are at work while every step is planned and has not run."""
+    store = MemoryStore()
+    first = bench_of(world, store, host_blocks=100)
+    seen: list[int] = []
+
+    def at_work(work: object) -> None:
+        first.lower.work()
+        assert first.lower.objects.flush(10)
+        seen.append(len(written(store)))
+
+    first.device.before_step = at_work
+    served(first, 0, 1)
+    assert seen[0] == 0 < seen[-1]
+    second = bench_of(world, store)
+    again = served(second, 0, 1)
+    second.check_right(*again)
+    assert [request.cached_tokens for request in again] == [39, 39]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_t09_one_tier_is_not_given_what_another_has_not_loaded_yet(world: str, fails: bool):
+    """The device is being filled from the disk while host memory and a store take what is there."""
+    disk, store = MemoryStore(), MemoryStore()
+    served(bench_of(world, disk), 0)
+    stores = [(TierConfig("disk"), disk), (TierConfig("store"), store)]
+    second = Bench(WORLDS[world], blocks=60, config=CONFIG, stores=stores, host_blocks=100)
+    write = second.device.write_objects
+
+    def half_done(ranges: Sequence[BlockRange], objects: Sequence[memoryview]) -> None:
+        write(ranges[:1], objects[:1])
+        second.lower.work()
+        assert second.lower.objects.flush(10)
+        assert not written(store)
+        if fails:
+            raise OSError("no")
+        write(ranges, objects)
+
+    second.device.write_objects = half_done  # type: ignore[method-assign]
+    second.check_right(*served(second, 0))
+    for name in list(disk.objects):
+        del disk.objects[name]
+    third = bench_of(world, store)
+    again = served(third, 0)
+    third.check_right(*again)
+    assert again[0].cached_tokens == 39
+
+
+def test_t14_who_waits_for_a_load_takes_no_place_of_those_that_run_and_gets_none_beyond():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), 0, 1)
+    config = replace(CONFIG, max_running=2)
+    second = Bench(WORLDS["hybrid"], blocks=120, config=config, stores=[(TierConfig("disk"), store)])
+    requests = [second.add(prompt(40, seed), 4) for seed in range(4)]
+    scheduled = second.scheduler.schedule()
+    assert scheduled is not None
+    assert (second.scheduler.loading, second.scheduler.waiting) == (2, 2)
+    assert second.scheduler.running == requests[2:]
+    second.scheduler.complete(scheduled, second.device.run(scheduled.work))
+    while second.step():
+        assert len(second.scheduler.running) <= 2
+    second.check_right(*requests)
+    assert [request.cached_tokens for request in requests] == [39, 39, 0, 0]
 
 
 def test_nothing_is_stored_of_requests_that_ask_for_it():
@@ -243,6 +328,16 @@ def test_t18_t19_another_salt_is_another_namespace():
     other, same = second.add(prompt(40, 0), 4, salt="bob"), second.add(prompt(40, 0), 4, salt="alice")
     second.run()
     assert (other.cached_tokens, same.cached_tokens) == (0, 39)
+
+
+def test_t18_t19_an_adapter_is_in_every_name_and_never_like_a_salt():
+    parts = [("", "", ""), ("a", "", ""), ("", "a", ""), ("", "", "a"), ("a", "a", ""), ("", "aa", ""), ("", "a", "a")]
+    told = []
+    for _ in range(2):
+        bench = bench_of("hybrid", MemoryStore())
+        told.append([bench.lower._writer.name(bench.cache.namespace(*each)) for each in parts])
+    assert len(set(told[0])) == len(parts)
+    assert told[0] == told[1], "each server has the same"
 
 
 def test_a_reset_reaches_the_tiers():
@@ -363,4 +458,37 @@ def test_a_tier_that_was_slow_is_tried_again():
     requests = [second.add(prompt(40, seed), 1) for seed in range(40)]
     second.run()
     second.check_right(*requests)
-    assert [request.cached_tokens for request in requests].count(39) == 1
+    assert [request.cached_tokens for request in requests].count(39) == 4
+
+
+def test_nobody_waits_for_a_store_that_answers_more_slowly_than_this_computes():
+    shared = lambda store: Bench(  # noqa: E731
+        WORLDS["hybrid"], blocks=120, config=CONFIG, stores=[(TierConfig("store", shared=True), store)]
+    )
+    store = MemoryStore()
+    served(shared(store), 0, 1)
+    second = shared(FaultyStore(store, [Fault("delay", "read_small", seconds=0.005)]))
+    first = second.add(prompt(40, 0), 4)
+    second.run()
+    assert first.cached_tokens == 39
+    second.lower.rates.computed(second.cache.config.cost.between(0, 39), 1e-3)
+    other = second.add(prompt(40, 1), 4)
+    assert second.scheduler.schedule() is not None
+    assert second.scheduler.loading == 0
+    assert second.scheduler.running == [other]
+
+
+def test_a_store_that_is_slower_than_computing_is_waited_for_a_few_times_alone():
+    store = MemoryStore()
+    served(bench_of("hybrid", store), *range(8))
+    slow = FaultyStore(store, [Fault("delay", "read", seconds=0.2)])
+    second = Bench(WORLDS["hybrid"], blocks=400, config=CONFIG, stores=[(TierConfig("disk"), slow)])
+    second.lower.rates.computed(second.cache.config.cost.between(0, 39), 0.02)
+    reasons = []
+    for seed in range(8):
+        request = second.add(prompt(40, seed), 1)
+        second.run()
+        second.check_right(request)
+        reasons.append(request.explanation.reasons & {Reason.TIER_FAILED, Reason.COMPUTED_ANEW})
+    assert reasons[:4] == [{Reason.TIER_FAILED}] * 3 + [{Reason.COMPUTED_ANEW}]
+    assert reasons.count({Reason.COMPUTED_ANEW}) == 4, "one of five is tried"

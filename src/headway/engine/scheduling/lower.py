@@ -100,7 +100,7 @@ class LowerTiers:
             self._reader.post = post
 
     def _timed(self, copy: Callable[[Ids, Ids], None], block_bytes: int) -> Callable[[Ids, Ids], None]:
-        """Measure what is copied out as well: it goes on where a slow copy was the last that seemed worth its time."""
+        """Measure what is copied out as well: it goes on where no copy back seems worth its time."""
 
         def timed(out: Ids, back: Ids) -> None:
             started = time.monotonic()
@@ -171,7 +171,8 @@ class LowerTiers:
         declined = fetched.declined if fetched.declined > there else 0
         if self.host is not None and found is not None and found.tokens >= least:
             size = self.host.load_bytes(found, hit)
-            if self.rates.gain(HOST, size, self.cache.config.cost.between(hit.tokens, found.tokens)) >= 0:
+            saved = self.cache.config.cost.between(hit.tokens, found.tokens)
+            if self.rates.makes(HOST, self.rates.gain(HOST, size, saved)):
                 return self._from_host(self.host, prompt, found, hit, least, Below(declined=declined, losses=losses))
             declined = max(declined, found.tokens)
         if not declined and not losses:

@@ -1,5 +1,8 @@
 """What requests read back from disks and shared stores: looked for, weighed, and fetched while they wait.
 
+No request waits much longer than computing would take: neither for what a store says of its prompt, nor for objects. A
+store that takes longer to answer than its answers save is not asked at all.
+
 A request that waits for objects holds no blocks. So loads cannot hold each other up, and nothing that arrives late can
 be written over what others use. When all of a checkpoint has arrived in memory of this process and is verified, the
 request goes on; whatever fell short has lowered what it gets by then.
@@ -7,6 +10,7 @@ request goes on; whatever fell short has lowered what it gets by then.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,11 +21,13 @@ from headway.tiers import Failure, Load, Loaded, Namespace, ObjectTiers, Place, 
 __all__ = ["Fetch", "ObjectReader"]
 
 _LONGEST_SECONDS = 30.0
-"""Longest time that a request waits for objects, where it is not known how long computing would take."""
-_TRIED = 32
-"""Of so many loads that do not seem to pay, one is made."""
-_SHORTEST_SECONDS = 0.5
-"""Least time that objects get: a disk may have to wake up."""
+"""Longest time that a request waits for objects."""
+_SLACK, _MOST_SLACK_SECONDS = 10.0, 0.5
+"""Objects may take so many times what they should, even where computing takes less, but no longer than that."""
+_UNMEASURED_SECONDS = 2.0
+"""Least time that objects get before computing was measured."""
+_ASKING_SECONDS = 1.0
+"""Longest time that a request waits for what a store says of its prompt."""
 _WHY = {
     "missing": "an object was gone",
     "late": "it did not come in time",
@@ -70,7 +76,6 @@ class ObjectReader:
         name: A namespace as tiers know it; None if it is forgotten.
         post: Has a function called in the engine's thread.
         era: How often something was forgotten: what was looked for before must not be used.
-        declined: Loads that were not made because computing costs less.
     """
 
     objects: ObjectTiers
@@ -79,7 +84,6 @@ class ObjectReader:
     name: Callable[[int], Namespace | None]
     post: Callable[[Callable[[], None]], object] = lambda call: call()
     era: int = 0
-    declined: int = 0
 
     def start(self, prompt: Prompt, floor: int, known: int, done: Callable[[Fetched], None]) -> Fetch | None:
         """Fetch what tiers have of `prompt` behind its first `known` tokens, with all that lies behind `floor`.
@@ -99,7 +103,8 @@ class ObjectReader:
         def answered() -> None:
             self.post(searched)
 
-        if self.objects.search(name, prompt.data, floor, limit, answered):
+        computing = self._computing(known, limit)
+        if self.objects.search(name, prompt.data, floor, limit, answered, min(_ASKING_SECONDS, computing), computing):
             return fetch
         return fetch if self._fetch(fetch, name, prompt, floor, known) else None
 
@@ -110,37 +115,38 @@ class ObjectReader:
         if not places:
             return False
         best = max(places, key=lambda place: (self._gain(place, known), place.position))
-        era = self.era
-        if self._gain(best, known) <= 0:
-            if not self._tries():
-                self.post(lambda: fetch.end(Fetched(declined=places[-1].position)))
-                return True
-            best = places[-1]
+        era, seconds, gain = self.era, self._patience(best, known), self._gain(best, known)
+        if gain <= 0:
+            best, seconds = places[-1], _MOST_SLACK_SECONDS
+        if not self.rates.makes(best.tiers[0], gain):
+            self.post(lambda: fetch.end(Fetched(declined=best.position)))
+            return True
 
         def ended(loaded: Loaded) -> None:
             losses = tuple(_loss(best.position, failure) for failure in loaded.failures[:1])
             if not self.post(lambda: fetch.end(Fetched(loaded, losses=losses, floor=floor, era=era))):
                 loaded.release()
 
-        fetch.load = self.objects.load(best, floor, ended, self._patience(best, known))
+        fetch.load = self.objects.load(best, floor, ended, seconds)
         return True
 
-    def _tries(self) -> bool:
-        """Whether a load is made that does not seem to pay: now and then, as what is never read is never measured."""
-        self.declined += 1
-        return self.declined % _TRIED == 0
+    def _computing(self, known: int, position: int) -> float:
+        """Seconds that computing takes from one position to another; infinitely many while it was not measured."""
+        per_compute = self.rates.per_compute
+        return math.inf if per_compute is None else self.cost.between(known, position) * per_compute
 
     def _gain(self, place: Place, known: int) -> float:
         """Seconds that fetching a place saves; while computing was not measured, what it saves of compute."""
-        saved = self.cost.between(known, place.position)
-        return saved if self.rates.per_compute is None else saved * self.rates.per_compute - place.seconds
+        if self.rates.per_compute is None:
+            return self.cost.between(known, place.position)
+        return self._computing(known, place.position) - place.seconds
 
     def _patience(self, place: Place, known: int) -> float:
-        """Seconds to wait for a place: no longer than computing would take."""
-        if self.rates.per_compute is None:
-            return _LONGEST_SECONDS
-        computing = self.cost.between(known, place.position) * self.rates.per_compute
-        return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, computing))
+        """Seconds to wait for a place: about as long as computing would take."""
+        computing, moving = self._computing(known, place.position), _SLACK * place.seconds
+        if computing == math.inf:
+            return min(_LONGEST_SECONDS, max(_UNMEASURED_SECONDS, moving))
+        return min(_LONGEST_SECONDS, max(computing, min(_MOST_SLACK_SECONDS, moving)))
 
 
 def _loss(position: int, failure: Failure) -> BelowLoss:

@@ -13,7 +13,7 @@ from headway.cache import CacheGeometry, TableGeometry, TableKind
 from headway.errors import ConfigError
 from headway.sizes import format_bytes
 
-__all__ = ["Capacity", "blocks_that_fit", "capacity", "default_memory", "row_bytes"]
+__all__ = ["Capacity", "available_host_memory", "blocks_that_fit", "capacity", "default_memory", "row_bytes"]
 
 _CPU_SHARE, _CPU_LIMIT = 0.5, 4 * 1024**3
 """On a CPU the machine's other work needs memory too."""
@@ -58,7 +58,7 @@ def default_memory(device: torch.device | str) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _CUDA_SHARE)
-    return min(int(_available_host_memory() * _CPU_SHARE), _CPU_LIMIT)
+    return min(int(available_host_memory() * _CPU_SHARE), _CPU_LIMIT)
 
 
 def blocks_that_fit(memory: int, geometry: CacheGeometry) -> int:
@@ -100,7 +100,7 @@ def _tail_blocks(table: TableGeometry) -> int:
     return -(-reach // table.span) + 1 if reach else 0
 
 
-def _available_host_memory() -> int:
+def available_host_memory() -> int:
     """Bytes that this process may still take: what the system has available, within the limit of its control group."""
     available = _from_meminfo()
     for limit, used in (
