@@ -159,7 +159,7 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]):
         (("--record-form", "tokens"), "nothing is recorded: add --record FILE"),
         (("--kv-events-config", "{}"), 'publishes nothing without "enable_kv_cache_events": true'),
         (("--no-prefix-reuse", "--kv-events-config", _KV_EVENTS), "leave out one of them"),
-        (("--no-prefix-reuse", "--disk", "x:1GB"), "nothing is kept in"),
+        (("--no-prefix-reuse", "--disk", "x:1GB"), "leave out --no-prefix-reuse"),
     ],
 )
 def test_options_that_cannot_work(options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]):

@@ -221,8 +221,8 @@ class EngineConfig:
             raise ConfigError(f"pin_seconds is {self.pin_seconds}, it must be a positive number of seconds")
         if not self.prefix_reuse and (self.tiers.below or self.tiers.host_memory is not None):
             raise ConfigError(
-                "prefix_reuse is off, and nothing is kept in host_memory, disk or store then: leave out the one or the "
-                "others"
+                "without reuse of prefixes nothing is kept in lower tiers: leave out --no-prefix-reuse, or their "
+                "options"
             )
         require_stripes(self.parallel.interleave, self.block_tokens)
         self._check_drafts()
