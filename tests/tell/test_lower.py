@@ -86,6 +86,8 @@ def test_what_a_tier_brings_is_said_with_its_time_where_that_is_known() -> None:
     assert (
         on_lower([step(0.174, 0.302, None)]) == "80 GB of host memory per rank: 30.2% of the tokens instead of 17.4%."
     )
+    seconds = on_lower([step(0.174, 0.302, 0.01)])
+    assert seconds.endswith(", 0.6 seconds of prefill saved per hour after paying for all moves.")
     assert on_lower([step(0.174, 0.302, -1.0)]).endswith("but its moves take as long as the prefill that they save.")
     assert on_lower([]) == ""
 
@@ -102,11 +104,12 @@ def test_a_first_tier_may_add_little_too() -> None:
 
 
 def test_steps_are_found_among_runs() -> None:
-    """Of two sizes of host memory the one that gives more; the disk is that below it."""
+    """Of three sizes of host memory the smallest of those that give nearly the most; the disk is that below it."""
     small = tier("host", 40 * GB, 50)
     runs = [tiered(174), tiered(224, small), tiered(302, HOST), tiered(400, small, DISK), tiered(362, HOST, DISK)]
+    runs.append(tiered(306, tier("host", 200 * GB, 134)))
     facts = [facts_of(one) for one in runs]
-    first, second = lower_steps(facts, range(5))
+    first, second = lower_steps(facts, range(6))
     assert (first.name, first.memory, first.before, first.after) == ("host", 80 * GB, 0.174, 0.302)
     assert (second.name, second.before, second.after) == ("disk", 0.302, 0.362)
     assert first.minutes == pytest.approx(5.0)

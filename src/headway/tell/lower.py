@@ -13,8 +13,6 @@ __all__ = ["LowerStep", "lower_steps", "on_lower", "on_tiers"]
 
 _LITTLE = 0.005
 """Share of all tokens below which a tier adds little."""
-_NO_TIME = 0.05
-"""Minutes per hour below which no time is saved to speak of."""
 _BEHIND = 0.01
 """Share of the checkpoints for a tier that may be left out before it is said."""
 
@@ -39,7 +37,7 @@ class LowerStep:
 
 
 def lower_steps(facts: Sequence[RunFacts], numbers: Sequence[int]) -> list[LowerStep]:
-    """One tier more at a time, each time with the size that gives most.
+    """One tier more at a time, each time with the smallest size that gives nearly the most.
 
     Args:
         facts: Facts of runs.
@@ -54,7 +52,9 @@ def lower_steps(facts: Sequence[RunFacts], numbers: Sequence[int]) -> list[Lower
     while now is not None:
         shape, last = _shape(now), now
         more = [run for run in runs if len(run.tiers) == len(shape) + 1 and _shape(run)[:-1] == shape]
-        now = max(more, key=lambda run: run.reused, default=None)
+        most = max((run.reused for run in more), default=0.0)
+        enough = [run for run in more if run.reused >= most - _LITTLE]
+        now = min(enough, key=lambda run: run.tiers[-1].memory, default=None)
         if now is not None:
             told, before = [tier.minutes for tier in now.tiers], [tier.minutes for tier in last.tiers]
             minutes = None if None in told else sum(m or 0.0 for m in told) - sum(m or 0.0 for m in before)
@@ -84,9 +84,10 @@ def on_lower(steps: Sequence[LowerStep]) -> str:
 def _on_minutes(minutes: float | None) -> str:
     if minutes is None:
         return ""
-    if minutes < _NO_TIME:
+    if minutes <= 0:
         return ", but its moves take as long as the prefill that they save"
-    return f", {minutes:.1f} minutes of prefill saved per hour after paying for all moves"
+    saved = f"{minutes:.1f} minutes" if minutes >= 1 else f"{60 * minutes:.2g} seconds"
+    return f", {saved} of prefill saved per hour after paying for all moves"
 
 
 def on_tiers(facts: RunFacts) -> str:
