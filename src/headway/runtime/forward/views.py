@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, LinearAttentionLayer
 
-from headway.errors import ModelError
 from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.plan import ForwardPlan, TokenPlan
 from headway.runtime.model.attention import Scores, masked_attention
@@ -380,15 +380,16 @@ class PagedCache(Cache):
         if split:
             query = self._merge.gather_heads(query)
             sinks = None if sinks is None else self._merge.gather_heads(sinks[None])[0]
+        wanted = query.shape[2]
         if self._tokens is not None:
-            if query.shape[2] != self._plan.own[1] - self._plan.own[0]:
-                raise ModelError("a layer attends with some of its tokens only, so they cannot be shared by --pcp")
-            query = self._tokens.gather(query, self._plan.count, dim=2)
+            first, stop = self._plan.own
+            filled = F.pad(query, (0, 0, stop - first - wanted, 0))  # a model may attend with its last tokens only
+            query = self._tokens.gather(filled, self._plan.count, dim=2)
         queries = query.shape[2]
         skipped = self._plan.count - queries
         parts = [
             partial_attention(query[:, :, start:stop], key, value, scores, plan.mask(start + skipped, stop + skipped))
             for start, stop in plan.stretches(queries, query.shape[1])
         ]
-        own_tokens = self._tokens is not None
-        return self._merge(Partial.join(parts), sinks, own=split, own_tokens=own_tokens).to(query.dtype)
+        merged = self._merge(Partial.join(parts), sinks, own=split, own_tokens=self._tokens is not None)
+        return merged[:, :, -wanted:].to(query.dtype)
