@@ -31,7 +31,9 @@ def inspect(
     ] = 1,
     pcp: Annotated[
         int,
-        typer.Option(help="Prefill-context-parallel size: ranks that compute a share each of the tokens of a long prompt."),
+        typer.Option(
+            help="Prefill-context-parallel size: ranks that compute a share each of the tokens of a long prompt."
+        ),
     ] = 1,
     interleave: Annotated[int, typer.Option(help="Consecutive tokens that one --dcp or --pcp rank stores.")] = 1,
     block_tokens: Annotated[int, typer.Option(help="Tokens of the first group in one block on one rank.")] = 16,

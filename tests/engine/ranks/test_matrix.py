@@ -80,9 +80,17 @@ TENSORS = [
 CASES += [Case(model, *rest, tp=tp) for model, (tp, *rest) in product(SHARED.values(), TENSORS)]
 CASES += [Case("KimiK3", *LAYOUTS[0]), Case("KimiK3", 4, 16, "a2a", tp=4), Case("KimiK3", 2, 1, "ag_rs", tp=4)]
 PREFILLS = [
-    *(Case(model, pcp=2, interleave=interleave) for model, interleave in zip(FAMILIES.values(), (1, 16) * 2)),
-    *(Case(model, dcp, 4, "a2a", tp=2, pcp=2) for model, dcp in zip(SHARED.values(), (1, 2) * 2)),
-    *(Case("KimiK3", pcp=3), Case("KimiK3", 2, 16, tp=4, pcp=2), Case("Qwen3NextWide", 2, pcp=2), Case("DeepseekV2", tp=2, pcp=2)),
+    *(
+        Case(model, pcp=2, interleave=interleave)
+        for model, interleave in zip(FAMILIES.values(), (1, 16, 1, 16), strict=True)
+    ),
+    *(Case(model, dcp, 4, "a2a", tp=2, pcp=2) for model, dcp in zip(SHARED.values(), (1, 2, 1, 2), strict=True)),
+    *(
+        Case("KimiK3", pcp=3),
+        Case("KimiK3", 2, 16, tp=4, pcp=2),
+        Case("Qwen3NextWide", 2, pcp=2),
+        Case("DeepseekV2", tp=2, pcp=2),
+    ),
     *(Case(model, pcp=2) for model in ("Lfm2", "FalconH1", "Llama4", "Mamba2", "Gemma4")),
 ]
 """Ranks that share the tokens of long forwards."""

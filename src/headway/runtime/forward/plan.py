@@ -8,8 +8,8 @@ Where tokens are split over ranks, a plan is one rank's: its columns are the ent
 position in the sequence, and masks compare positions. All that decides how many forwards there are, and whether their
 attention is merged over ranks, is computed from what every rank knows.
 
-Where ranks share the tokens of a long forward (`headway.runtime.parallel.prefill_context`), a plan says which are a rank's own; all
-else of it speaks of all tokens, since all ranks store alike.
+Where ranks share the tokens of a long forward (`headway.runtime.parallel.prefill_context`), a plan says which are a
+rank's own; all else of it speaks of all tokens, since all ranks store alike.
 
 Rejected: one packed row of all tokens with an attention mask between sequences. Recurrent layers would carry one
 sequence's state into the next.
@@ -38,8 +38,9 @@ _SLACK_COLUMNS = 4096
 """Padded columns that are too few to split rows over."""
 _MASK_ELEMENTS = 1 << 22
 """Elements of a mask that is built at once; longer chunks attend in stretches of queries."""
-_SCORE_ELEMENTS = 1 << 26
-"""Scores that attention to a rank's part holds at once, in fp32: 256 MiB."""
+_SCORE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Scores that attention to a rank's part holds at once, in fp32: 4 MiB, which a CPU's caches hold (2,048 queries to 4,096
+entries take a third of the time that they take with 256 MiB), and 256 MiB where each stretch costs launches."""
 _MASKS_KEPT = 8
 """Masks that the layers of one forward share; a chunk of more stretches builds them anew for each layer."""
 
@@ -155,16 +156,23 @@ class TokenPlan:
             queries: How many there are.
             heads: Heads whose scores are computed for a stretch at once; 0 where a kernel need not hold them.
         """
-        limit = min(_MASK_ELEMENTS, _SCORE_ELEMENTS // heads if heads else _MASK_ELEMENTS)
+        scores = _SCORE_ELEMENTS.get(self._device.type, _SCORE_ELEMENTS["cuda"])
+        limit = min(_MASK_ELEMENTS, scores // heads if heads else _MASK_ELEMENTS)
         step = max(1, limit // max(1, self.columns * len(self._positions)))
         for start in range(0, queries, step):
             yield start, min(queries, start + step)
+
+    def reach(self, stop: int) -> int:
+        """Columns, from the first on, that the forward's first `stop` tokens may see, of a merged plan; at least 1."""
+        known = self._table.local_length(self._positions[:, stop - 1] + 1, self._rank)
+        return max(1, int(known.max()))
 
     def mask(self, start: int, stop: int) -> torch.Tensor | None:
         """What queries [start, stop) of the forward's tokens see.
 
         Returns:
-            bool [rows, 1, stop - start, columns], True where a column is seen; None if all are.
+            bool [rows, 1, stop - start, columns], True where a column is seen; None if all are. Of a merged plan that
+            is of the columns up to `reach(stop)`.
         """
         if (start, stop) not in self._masks:
             if len(self._masks) >= _MASKS_KEPT:
@@ -176,7 +184,7 @@ class TokenPlan:
         if self._positions.shape[1] == 1 and self.hidden is None:
             return None
         query = self._queries[:, start:stop, None]
-        key = self._keys[:, None, :]
+        key = self._keys[:, None, : self.reach(stop) if self.merged else None]
         seen = (key <= query) & (key >= 0)
         if self._table.kind is TableKind.WINDOW:
             seen &= key > query - self._table.window

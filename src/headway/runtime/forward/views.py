@@ -3,9 +3,9 @@
 One `PagedCache` lives for one forward. Token layers store new entries in their slots and return the history with them;
 state layers are transformers' own, loaded from the arena before the forward and stored after it.
 
-Where ranks share the forward's tokens (`headway.runtime.parallel.prefill_context`), token layers gather the new entries of all, and the
-states of a layer come from the rank before and go to the one behind: taken when the model first asks for one, handed on
-when it has left all of them, or turns to something else.
+Where ranks share the forward's tokens (`headway.runtime.parallel.prefill_context`), token layers gather the new entries
+of all, and the states of a layer come from the rank before and go to the one behind: taken when the model first asks
+for one, handed on when it has left all of them, or turns to something else.
 """
 
 from __future__ import annotations
@@ -114,15 +114,11 @@ class StateLayer(LinearAttentionLayer):
         states: The layer's fields by name, [rows, *shape] each; they are written in place.
         fresh: Whether the rows start without a state.
         number: States of each kind that the layer has.
-
-    Attributes:
-        missing: Names of the states that the model has not given new values yet.
     """
 
     def __init__(self, states: dict[str, torch.Tensor], fresh: bool, number: int) -> None:
         super().__init__(number_of_states=number)
         self._states = states
-        self.missing = set(states)
         if not fresh:
             self._load()
 
@@ -149,15 +145,10 @@ class StateLayer(LinearAttentionLayer):
             if tensor.data_ptr() != home.data_ptr():
                 home.copy_(tensor)
 
-    def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
-        """Take new inputs of a convolution (see transformers)."""
-        self.missing.discard(f"conv:{state_idx}")
-        return super().update_conv_state(conv_states, state_idx, **kwargs)
-
-    def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> torch.Tensor:
-        """Take a new state (see transformers)."""
-        self.missing.discard(f"recurrent:{state_idx}")
-        return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
+    @property
+    def names(self) -> set[str]:
+        """Its states: `conv:0`, `recurrent:0`, ..."""
+        return set(self._states)
 
     def packed(self) -> torch.Tensor:
         """The states where they are at home, uint8 [rows, bytes]: a copy."""
@@ -166,7 +157,7 @@ class StateLayer(LinearAttentionLayer):
 
     def unpack(self, packed: torch.Tensor) -> None:
         """Fill the states where they are at home, and where the model finds them, with what another `packed`."""
-        parts = packed.split([home[0].nbytes for home in self._states.values()], dim=1)
+        parts = torch.split(packed, [home[0].nbytes for home in self._states.values()], dim=1)
         for home, part in zip(self._states.values(), parts, strict=True):
             home.flatten(1).view(torch.uint8).copy_(part)
 
@@ -200,13 +191,14 @@ class _Relay:
         self._tokens = tokens
         self._begun: set[int] = set()
         self._open: StateLayer | None = None
+        self._missing: set[str] = set()
 
     def begin(self, layer: StateLayer) -> None:
         """Take the states of a layer, if this is the first that the model wants of it."""
         if id(layer) not in self._begun:
             self.end()
             self._begun.add(id(layer))
-            self._open = layer
+            self._open, self._missing = layer, layer.names
             layer.unpack(self._tokens.take(layer.packed()))
 
     def end(self) -> None:
@@ -216,10 +208,12 @@ class _Relay:
             self._tokens.hand_on(self._open.packed())
             self._open = None
 
-    def updated(self, layer: StateLayer) -> None:
-        """Hand on the states of a layer as soon as all of them are there."""
-        if not layer.missing and self._open is layer:
-            self.end()
+    def left(self, layer: StateLayer, name: str) -> None:
+        """Note that the model has left a state, and hand on those of its layer as soon as all of them are there."""
+        if self._open is layer:
+            self._missing.discard(name)
+            if not self._missing:
+                self.end()
 
 
 class PagedCache(Cache):
@@ -304,7 +298,7 @@ class PagedCache(Cache):
         """Take new inputs of a layer's convolution."""
         self._begin(layer_idx)
         found = super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
-        self._left(layer_idx)
+        self._left(layer_idx, f"conv:{state_idx}")
         return found
 
     def update_recurrent_state(
@@ -313,7 +307,7 @@ class PagedCache(Cache):
         """Take a layer's new state."""
         self._begin(layer_idx)
         found = super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
-        self._left(layer_idx)
+        self._left(layer_idx, f"recurrent:{state_idx}")
         return found
 
     def _begin(self, index: int) -> None:
@@ -321,10 +315,10 @@ class PagedCache(Cache):
         if self._relay is not None and isinstance(layer, StateLayer):
             self._relay.begin(layer)
 
-    def _left(self, index: int) -> None:
+    def _left(self, index: int, name: str) -> None:
         layer = self.layers[index]
         if self._relay is not None and isinstance(layer, StateLayer):
-            self._relay.updated(layer)
+            self._relay.left(layer, name)
 
     def store(self, keep: NDArray[np.bool_] | None = None) -> None:
         """Write the states that the forward left to their blocks. Token entries were written as they came.
@@ -387,9 +381,10 @@ class PagedCache(Cache):
             query = self._tokens.gather(filled, self._plan.count, dim=2)
         queries = query.shape[2]
         skipped = self._plan.count - queries
-        parts = [
-            partial_attention(query[:, :, start:stop], key, value, scores, plan.mask(start + skipped, stop + skipped))
-            for start, stop in plan.stretches(queries, query.shape[1])
-        ]
+        parts = []
+        for start, stop in plan.stretches(queries, query.shape[1]):
+            seen, mask = plan.reach(stop + skipped), plan.mask(start + skipped, stop + skipped)
+            own = key[:, :, :seen], value[:, :, :seen]
+            parts.append(partial_attention(query[:, :, start:stop], *own, scores, mask))
         merged = self._merge(Partial.join(parts), sinks, own=split, own_tokens=self._tokens is not None)
         return merged[:, :, -wanted:].to(query.dtype)

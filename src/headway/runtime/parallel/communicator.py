@@ -1,7 +1,8 @@
 """What one rank needs of a group of ranks: five collectives, and to hand something on to the next rank.
 
-Attention, weights, states and drafts ask for no more, so the ranks may be processes (`headway.runtime.parallel.distributed`),
-threads, or not there at all: `Rehearsal` finds out what a rank would store without any other rank.
+Attention, weights, states and drafts ask for no more, so the ranks may be processes
+(`headway.runtime.parallel.distributed`), threads, or not there at all: `Rehearsal` finds out what a rank would store
+without any other rank.
 """
 
 from __future__ import annotations

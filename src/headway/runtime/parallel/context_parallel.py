@@ -136,9 +136,7 @@ class HeadMerge:
         ConfigError: Another `communication`.
     """
 
-    def __init__(
-        self, ranks: Communicator, communication: str = "ag_rs", tokens: TokenRanks | None = None
-    ) -> None:
+    def __init__(self, ranks: Communicator, communication: str = "ag_rs", tokens: TokenRanks | None = None) -> None:
         if communication not in COMMUNICATIONS:
             raise ConfigError(
                 f"{communication!r} is no form of communication between context-parallel ranks: use ag_rs or a2a"

@@ -71,7 +71,7 @@ class TokenRanks:
         size, count = self.ranks.size, whole.shape[dim]
         each = -(-count // size)
         filled = F.pad(whole, (0, 0) * (whole.ndim - 1 - dim) + (0, size * each - count))
-        parts = filled.unflatten(dim, (size, each)).movedim(dim, 0)
+        parts = filled.reshape(*whole.shape[:dim], size, each, *whole.shape[dim + 1 :]).movedim(dim, 0)
         first, stop = share_of(count, self.ranks.rank, size)
         return self.ranks.all_to_all(parts.contiguous()).narrow(dim + 1, 0, stop - first)
 
