@@ -30,8 +30,8 @@ class ParallelConfig:
     """The ranks of an engine: options of `headway serve`, each with what it means.
 
     Windows, chunks and states are not split by `dcp`. With tensor parallelism its ranks are among those that share the
-    weights. `pcp` has all of these ranks as many times. `executor` is one of `EXECUTORS`: `auto` is `local` for one rank
-    and `processes` for more.
+    weights. `pcp` has all of these ranks as many times. `executor` is one of `EXECUTORS`: `auto` is `local` for one
+    rank and `processes` for more.
     """
 
     dcp: Annotated[

@@ -39,8 +39,8 @@ _SLACK_COLUMNS = 4096
 _MASK_ELEMENTS = 1 << 22
 """Elements of a mask that is built at once; longer chunks attend in stretches of queries."""
 _SCORE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Scores that attention to a rank's part holds at once, in fp32: 4 MiB, which a CPU's caches hold (2,048 queries to 4,096
-entries take a third of the time that they take with 256 MiB), and 256 MiB where each stretch costs launches."""
+"""Scores that attention to a rank's part holds at once, in fp32: 4 MiB, which a CPU's caches hold (2,048 queries to
+4,096 entries take a third of the time that they take with 256 MiB), and 256 MiB where each stretch costs launches."""
 _MASKS_KEPT = 8
 """Masks that the layers of one forward share; a chunk of more stretches builds them anew for each layer."""
 
