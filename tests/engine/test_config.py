@@ -39,6 +39,7 @@ def test_no_flags_are_the_defaults() -> None:
         (("--placement", "prompt_end, interval:64,"), EngineConfig(placement=("prompt_end", "interval:64"))),
         (("--no-prefix-reuse", "--max-running", "3"), EngineConfig(prefix_reuse=False, max_running=3)),
         (("--draft", "lookup", "--draft-tokens", "4"), EngineConfig(draft="lookup", draft_tokens=4)),
+        (("--pcp", "2", "--interleave", "8"), EngineConfig(parallel=ParallelConfig(pcp=2, interleave=8))),
         (
             ("--tp", "4", "--dcp", "2", "--dcp-comm", "a2a", "--rank-timeout", "9"),
             EngineConfig(parallel=ParallelConfig(tp=4, dcp=2, communication="a2a", rank_timeout=9.0)),
@@ -59,7 +60,9 @@ def test_flags_arrive(arguments: tuple[str, ...], config: EngineConfig) -> None:
         (("--tp", "3", "--dcp", "2"), "--dcp 2 does not divide --tp 3"),
         (("--draft-tokens", "3"), "there is none: add --draft"),
         (("--draft-rule", "token"), "there is none: add --draft"),
-        (("--interleave", "2"), "--dcp 1: leave --interleave out"),
+        (("--interleave", "2"), "--dcp 1, --pcp 1: leave --interleave out"),
+        (("--pcp", "0"), "--pcp is 0, it must be at least 1"),
+        (("--pcp", "2", "--executor", "local"), "--pcp 2 need 2: use auto, processes or ray"),
         (("--dcp", "2", "--interleave", "3"), "--interleave 3 does not divide --block-tokens 16"),
         (("--draft-rule", "luck"), "--draft-rule is 'luck', it must be one of match, token, block"),
         (("--on-rank-failure", "hope"), "--on-rank-failure is 'hope', it must be restart or exit"),

@@ -199,7 +199,7 @@ def test_a_row_is_finite_in_all_its_tokens_and_may_rule_tokens_out():
     assert extremes(logits, hidden).isfinite().tolist() == [True, False, False, False, False]
 
 
-@pytest.mark.parametrize("ranks", [{"tp": 2}, {"dcp": 2}], ids=["tp", "dcp"])
+@pytest.mark.parametrize("ranks", [{"tp": 2}, {"dcp": 2}, {"pcp": 2}], ids=["tp", "dcp", "pcp"])
 @pytest.mark.parametrize("kind", ["none", "mtp"])
 def test_what_one_rank_of_several_holds_fails_the_row_on_all(ranks: dict[str, int], kind: str, tmp_path: Path):
     name = "KimiLinear"

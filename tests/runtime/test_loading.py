@@ -186,10 +186,23 @@ def test_inspect_without_tensor_parallelism_has_the_whole_model_on_every_rank(sa
     assert "4.00 times as many as on one rank" in shown
 
 
+def test_inspect_has_the_same_ranks_once_per_rank_of_prefill_context_parallelism(saved: Path) -> None:
+    options = ["inspect", str(saved), "--memory", "1MiB", "--tp", "2"]
+    two, four = (
+        json.loads(CliRunner().invoke(app, [*options, *more, "--json"]).output) for more in ([], ["--pcp", "2"])
+    )
+    assert four["parallel"] == {"tp": 2, "dcp": 1, "pcp": 2, "interleave": 1}
+    assert four["groups"][1] == two["groups"][1]
+    assert four["capacity"]["tokens"] == 2 * two["capacity"]["tokens"] == 2 * four["tokens_on_one_rank"]
+    shown = CliRunner().invoke(app, [*options, "--pcp", "2"], env={"COLUMNS": "160"}).output
+    assert "2.00 times as many as without --pcp" in shown
+
+
 def test_inspect_gives_ranks_the_memory_that_they_would_share(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --memory: ranks of one machine divide what one rank would take."""
     monkeypatch.setattr(memory, "default_memory", lambda device: 4 << 20)
-    for options, ranks in ((["--dcp", "2"], 2), (["--tp", "2", "--dcp", "2"], 2), (["--tp", "4", "--dcp", "2"], 4)):
+    layouts = (["--dcp", "2"], 2), (["--tp", "2", "--dcp", "2"], 2), (["--tp", "2", "--pcp", "2"], 4)
+    for options, ranks in layouts:
         by_default, given = (
             json.loads(CliRunner().invoke(app, ["inspect", str(saved), *options, *more, "--json"]).output)
             for more in ([], ["--memory", str((4 << 20) // ranks)])

@@ -16,7 +16,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from headway.cache import CacheConfig, CacheGeometry, LayerSpec, PrefixCache
-from headway.engine.config import EngineConfig
+from headway.engine.config import EngineConfig, ParallelConfig
 from headway.engine.engine import Engine, ModelFacts
 from headway.engine.executor import Executor
 from headway.engine.lower_build import lower_tiers
@@ -152,6 +152,7 @@ def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress
         check = loaded[0].check
         assert check is not None, "rank 0 checks the model"
         require_verifiable(drafts, name, check)
+        _require_shareable(parallel, name, check)
         config = _after_check(config, layout, check)
         progress("making room for the cache on every rank")
         cache = PrefixCache(_cache_config(layout, config, _memory(loaded, config), drafter))
@@ -323,6 +324,19 @@ def _refuse_impossible(name: str, layout: ModelLayout, config: EngineConfig, dra
         blocks_that_fit(config.memory, geometry)
 
 
+def _require_shareable(parallel: ParallelConfig, name: str, check: SelfCheck) -> None:
+    """Refuse prefill context parallelism for a model in which a rank cannot go on from another's states.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if parallel.pcp > 1 and check.single_steps:
+        raise ConfigError(
+            f"pcp={parallel.pcp}: model {name!r} cannot continue by several tokens at once, so ranks cannot compute a "
+            f"share each of a prompt; leave --pcp out"
+        )
+
+
 def _memory(loaded: Sequence[Loaded], config: EngineConfig) -> int:
     """Bytes for the cache on every rank: the rank with the least decides, and ranks of one machine share its memory."""
     if config.memory is not None:
@@ -345,6 +359,7 @@ def _make_room(
         single_steps=check.single_steps,
         max_running=config.max_running,
         host_blocks=_host_blocks(config, cache.geometry),
+        pcp=parallel.pcp,
     )
     made = executor.prepare(cache.geometry, room)
     planned = capacity(cache.config.blocks, cache.geometry).bytes

@@ -30,7 +30,8 @@ class ParallelConfig:
     """The ranks of an engine: options of `headway serve`, each with what it means.
 
     Windows, chunks and states are not split by `dcp`. With tensor parallelism its ranks are among those that share the
-    weights. `executor` is one of `EXECUTORS`: `auto` is `local` for one rank and `processes` for more.
+    weights. `pcp` has all of these ranks as many times. `executor` is one of `EXECUTORS`: `auto` is `local` for one
+    rank and `processes` for more.
     """
 
     dcp: Annotated[
@@ -42,7 +43,7 @@ class ParallelConfig:
         ),
     ] = 1
     interleave: Annotated[
-        int, option(_RANKS, "Consecutive tokens that one --dcp rank stores; must divide --block-tokens.")
+        int, option(_RANKS, "Consecutive tokens that one --dcp or --pcp rank stores; must divide --block-tokens.")
     ] = 1
     communication: Annotated[
         str,
@@ -58,6 +59,14 @@ class ParallelConfig:
             _RANKS,
             "Tensor-parallel size: ranks that share the weights by the plan that transformers has for the model, and "
             "recurrent states by heads. --dcp divides it.",
+        ),
+    ] = 1
+    pcp: Annotated[
+        int,
+        option(
+            _RANKS,
+            "Prefill-context-parallel size: ranks that compute a share each of the tokens of a long prompt. They store "
+            "full attention as --dcp ranks do, and hold the same weights; with --tp N there are N times as many.",
         ),
     ] = 1
     executor: Annotated[
@@ -77,7 +86,7 @@ class ParallelConfig:
         Raises:
             ConfigError: The message names the option and what to change.
         """
-        require_ranks(self.tp, self.dcp, self.interleave)
+        require_ranks(self.tp, self.dcp, self.interleave, self.pcp)
         _one_of("executor", self.executor, EXECUTORS)
         _one_of("on_rank_failure", self.on_rank_failure, ON_RANK_FAILURE)
         _one_of("communication", self.communication, COMMUNICATIONS)
@@ -85,14 +94,14 @@ class ParallelConfig:
             raise ConfigError(f"rank_timeout is {self.rank_timeout}, it must be more than 0 seconds")
         if self.executor == "local" and self.ranks > 1:
             raise ConfigError(
-                f"executor=local computes in one process, and tp={self.tp}, dcp={self.dcp} need {self.ranks}: use "
-                f"auto, processes or ray"
+                f"executor=local computes in one process, and tp={self.tp}, dcp={self.dcp}, pcp={self.pcp} need "
+                f"{self.ranks}: use auto, processes or ray"
             )
 
     @property
     def ranks(self) -> int:
         """How many ranks compute."""
-        return self.tp if self.tp > 1 else self.dcp
+        return self.layout.tp * self.pcp
 
     @property
     def kind(self) -> str:
@@ -104,7 +113,8 @@ class ParallelConfig:
     @property
     def layout(self) -> ParallelLayout:
         """The layout for the cache: context parallelism without tensor parallelism has ranks of its own."""
-        return ParallelLayout(tp=self.ranks, dcp=self.dcp, interleave=self.interleave)
+        own = self.tp if self.tp > 1 else self.dcp
+        return ParallelLayout(tp=own, dcp=self.dcp, pcp=self.pcp, interleave=self.interleave)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

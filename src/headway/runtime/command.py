@@ -29,7 +29,13 @@ def inspect(
         int,
         typer.Option(help="Decode-context-parallel size; divides --tp. Without --tp, every rank has the whole model."),
     ] = 1,
-    interleave: Annotated[int, typer.Option(help="Consecutive tokens that one --dcp rank stores.")] = 1,
+    pcp: Annotated[
+        int,
+        typer.Option(
+            help="Prefill-context-parallel size: ranks that compute a share each of the tokens of a long prompt."
+        ),
+    ] = 1,
+    interleave: Annotated[int, typer.Option(help="Consecutive tokens that one --dcp or --pcp rank stores.")] = 1,
     block_tokens: Annotated[int, typer.Option(help="Tokens of the first group in one block on one rank.")] = 16,
     memory: Annotated[
         str | None,
@@ -46,11 +52,11 @@ def inspect(
 ) -> None:
     """Show a model's layer kinds, groups, geometry, bytes and capacity, and the shortest prefix that it can reuse.
 
-    Nothing is downloaded but the config, and no weights are loaded. With --tp and --dcp it is what each rank of
+    Nothing is downloaded but the config, and no weights are loaded. With --tp, --dcp and --pcp it is what each rank of
     headway serve would store, and what that refuses is refused here.
     """
     size = None if memory is None else parse_bytes(memory, "--memory")
-    require_ranks(tp, dcp, interleave)
+    require_ranks(tp, dcp, interleave, pcp)
     require_stripes(interleave, block_tokens)
     folder = Path(resolve_source(model)[1])
     if not as_json:
@@ -61,11 +67,11 @@ def inspect(
     from headway.runtime.model.memory import default_memory
     from headway.runtime.model.overview import inspection_of
 
-    parallel = layout_of_ranks(tp, dcp, interleave)
+    parallel = layout_of_ranks(tp, dcp, interleave, pcp)
     name, layout = layout_of_rank(model, dtype, tp, dcp, device)
     held = folder if folder.is_dir() else None
     drafter = () if draft == "none" else groups_without_weights(draft, held, layout.dtype)
-    ranks = parallel.tp
+    ranks = parallel.tp * parallel.pcp
     if size is None:
         size = default_memory("cpu") // ranks  # as headway serve does: ranks on CPUs of one machine share its memory
     found = inspection_of(name, layout, parallel, size, block_tokens, drafter=drafter)

@@ -325,13 +325,13 @@ class CanonicalGroup:
     family: str
 
 
-def require_ranks(tp: int, dcp: int, interleave: int) -> None:
+def require_ranks(tp: int, dcp: int, interleave: int, pcp: int = 1) -> None:
     """Refuse sizes of ranks that are not served together.
 
     Raises:
         ConfigError: The message names the option and what to change.
     """
-    for name, value in (("dcp", dcp), ("interleave", interleave), ("tp", tp)):
+    for name, value in (("dcp", dcp), ("interleave", interleave), ("tp", tp), ("pcp", pcp)):
         if value < 1:
             raise ConfigError(f"{name} is {value}, it must be at least 1")
     if tp > 1 and tp % dcp:
@@ -339,8 +339,10 @@ def require_ranks(tp: int, dcp: int, interleave: int) -> None:
             f"dcp={dcp} does not divide tp={tp}: decode context parallelism reuses the ranks that share the weights, "
             f"so choose --dcp among the divisors of --tp, or leave --tp out"
         )
-    if interleave > 1 and dcp == 1:
-        raise ConfigError(f"interleave={interleave} says how --dcp splits tokens, and dcp=1: leave --interleave out")
+    if interleave > 1 and dcp * pcp == 1:
+        raise ConfigError(
+            f"interleave={interleave} says how --dcp and --pcp split tokens, and dcp=1, pcp=1: leave --interleave out"
+        )
 
 
 def require_stripes(interleave: int, block_tokens: int) -> None:

@@ -225,18 +225,20 @@ def _read_share(
         path: The model, as for transformers.
         config: Its config.
         dtype: Type of the weights.
-        ranks: The ranks that share it: all of the default process group.
+        ranks: The ranks that share it: consecutive ones of the default process group, all of which call this.
         rules: What to do otherwise than the model's plan says, by the plan's rules.
 
     Returns:
         The model, in host memory, and the names of the parameters that are this rank's share; the others are whole.
     """
-    from torch.distributed.device_mesh import init_device_mesh  # these take a second, and are for ranks only
+    from torch.distributed import get_world_size  # these take a second, and are for ranks only
+    from torch.distributed.device_mesh import init_device_mesh
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.utils import TransformersDeviceMesh
 
-    mesh = init_device_mesh("cpu", (1, 1, 1, ranks.size), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
-    experts = init_device_mesh("cpu", (1, 1, ranks.size, 1), mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"))
+    copies = get_world_size() // ranks.size  # groups of consecutive ranks that share the weights
+    mesh = init_device_mesh("cpu", (1, copies, 1, ranks.size), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
+    experts = init_device_mesh("cpu", (1, copies, ranks.size, 1), mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"))
 
     class Reader(kind):  # type: ignore[misc]
         """The model's class on the ranks that are there. Its own way to find them is for programs of torchrun."""

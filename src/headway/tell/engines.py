@@ -107,7 +107,7 @@ def _headway(setup: Setup) -> str:
     if setup.values["kv_dtype"].startswith("fp8"):
         return UNSERVED
     parts = [f"headway serve {setup.model}"]
-    parts += [f"--{name} {setup.values[name]}" for name in ("tp", "dcp") if setup.values[name] > 1]
+    parts += [f"--{name} {setup.values[name]}" for name in ("tp", "dcp", "pcp") if setup.values.get(name, 1) > 1]
     parts += [f"--memory {setup.memory}"] if setup.memory is not None else []
     parts += [f"--host-memory {size}"] if (size := setup.values.get("host_memory", "0")) != "0" else []
     parts += ["--disk FOLDER:SIZE"] if setup.values.get("disk", "0") != "0" else []

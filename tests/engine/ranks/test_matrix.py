@@ -31,6 +31,7 @@ from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
 from headway.runtime.model.inspection import inspect_model
 from headway.runtime.model.layout import ModelLayout
+from headway.runtime.parallel import prefill_context
 from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.tensor_parallel import layout_of_share, split_model
 
@@ -53,13 +54,20 @@ class Case:
     form: str = "ag_rs"
     drafter: str = "none"
     tp: int = 1
+    pcp: int = 1
+
+    @property
+    def alike(self) -> int:
+        """Ranks that a rank of prefill context parallelism consists of."""
+        return self.dcp if self.tp == 1 else self.tp
 
     @property
     def ranks(self) -> int:
-        return self.dcp if self.tp == 1 else self.tp
+        return self.alike * self.pcp
 
     def __str__(self) -> str:
-        return f"{self.model}-tp{self.tp}-dcp{self.dcp}-{self.interleave}-{self.form}-{self.drafter}"
+        pcp = f"-pcp{self.pcp}" if self.pcp > 1 else ""
+        return f"{self.model}-tp{self.tp}-dcp{self.dcp}{pcp}-{self.interleave}-{self.form}-{self.drafter}"
 
 
 LAYOUTS = [(2, 1, "ag_rs"), (2, 16, "a2a"), (4, 1, "a2a"), (4, 16, "ag_rs")]
@@ -71,11 +79,29 @@ TENSORS = [
 """Ranks that share the weights, DCP, interleave and form of communication."""
 CASES += [Case(model, *rest, tp=tp) for model, (tp, *rest) in product(SHARED.values(), TENSORS)]
 CASES += [Case("KimiK3", *LAYOUTS[0]), Case("KimiK3", 4, 16, "a2a", tp=4), Case("KimiK3", 2, 1, "ag_rs", tp=4)]
+PREFILLS = [
+    *(
+        Case(model, pcp=2, interleave=interleave)
+        for model, interleave in zip(FAMILIES.values(), (1, 16, 1, 16), strict=True)
+    ),
+    *(Case(model, dcp, 4, "a2a", tp=2, pcp=2) for model, dcp in zip(SHARED.values(), (1, 2, 1, 2), strict=True)),
+    *(
+        Case("KimiK3", pcp=3),
+        Case("KimiK3", 2, 16, tp=4, pcp=2),
+        Case("Qwen3NextWide", 2, pcp=2),
+        Case("DeepseekV2", tp=2, pcp=2),
+    ),
+    *(Case(model, pcp=2) for model in ("Lfm2", "FalconH1", "Llama4", "Mamba2", "Gemma4")),
+]
+"""Ranks that share the tokens of long forwards."""
+CASES += PREFILLS
 DRAFTERS = ("mtp", "dspark")
 DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, DRAFTERS)]
 DRAFTED += [Case(model, *rest, kind, tp) for model, (tp, *rest), kind in product(SHARED.values(), TENSORS, DRAFTERS)]
 DRAFTED += [Case("KimiK3", 4, 16, "ag_rs", "latent", tp=4), Case("KimiK3", 2, 1, "a2a", "latent", tp=4)]
 DRAFTED += [Case("KimiK3", 4, 1, "ag_rs", "latent"), Case("KimiK3", 2, 16, "ag_rs", "grouped", tp=4)]
+DRAFTED += [Case("KimiLinear", drafter="mtp", pcp=2), Case("Qwen3Next", drafter="dspark", pcp=2)]
+DRAFTED += [Case("KimiK3", 2, 1, drafter="latent", tp=2, pcp=2)]
 
 
 class Driver:
@@ -84,7 +110,7 @@ class Driver:
     def __init__(self, case: Case, drafters: Sequence[Drafter] = (), every: int | None = None) -> None:
         model = tiny_model(case.model)
         layout = layout_of_ranks(case)
-        parallel = layout_of(case.ranks, case.interleave, case.dcp)
+        parallel = layout_of(case.alike, case.interleave, case.dcp, case.pcp)
         groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
         config = CacheConfig(groups, BLOCKS, layout=parallel, block_tokens=16, cost=layout.cost, check=True)
         self.cache = PrefixCache(config)
@@ -149,6 +175,12 @@ def drive(case: Case, drafters: Sequence[Drafter] = ()) -> Driver:
     return driver
 
 
+@pytest.fixture(autouse=True)
+def _short_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks share even short forwards, so that what is shared begins and ends anywhere."""
+    monkeypatch.setattr(prefill_context, "LEAST_SHARE", 2)
+
+
 def hits(driver: Driver) -> list[int | None]:
     return [request.cached_tokens for request in driver.requests]
 
@@ -173,9 +205,14 @@ def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
         assert (driver.executor.first[prompt] - first).abs().max().item() < TOLERANCE
     assert hits(driver) == one_rank(case.model)
     assert driver.scheduler.counters.preemptions > 0
-    calls = driver.executor.ranked.ranks.merges[0].ranks.exchange.calls[0]
+    merge = driver.executor.ranked.ranks.merges[0]
+    calls = [] if case.dcp == 1 else merge.ranks.exchange.calls[0]
     merged = calls.count("all_to_all" if case.form == "a2a" else "reduce_scatter")
     assert merged > 10 if case.dcp > 1 else merged == 0
+    if case.pcp > 1:
+        said = merge.tokens.ranks.exchange.calls[0]
+        assert said.count("broadcast") >= 4  # once per forward that was shared, or twice with states
+        assert said.count("take") == said.count("pass_on")
     stats = driver.cache.stats()
     assert (stats.leases, stats.leased) == (0, 0)
 

@@ -60,6 +60,7 @@ CASES = [
     Case("Llama4", 2, 2),
     Case("FalconH1", 2, 16),
     Case("Lfm2", 2, 1),
+    *(Case("KimiLinear", 2, 4, tp=2, pcp=2), Case("Gemma3Wide", 1, 1, tp=2, pcp=2), Case("FalconH1", pcp=3)),
 ]
 DRAFTED = [Case("KimiLinear", 2, 16, "ag_rs", kind, 2) for kind in ("mtp", "dspark")]
 DRAFTED += [Case("KimiK3", 2, 16, "ag_rs", "latent", 4), Case("KimiK3", 2, 1, "ag_rs", "grouped")]
@@ -84,7 +85,7 @@ class World:
             models = [copy.deepcopy(model) for _ in range(case.ranks)]
             drafters = [load_drafter(str(folder), each, None, TOKENS) for each in models]
         groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
-        geometry = CacheGeometry(groups, layout_of(case.ranks, case.interleave, case.dcp), block_tokens=16)
+        geometry = CacheGeometry(groups, layout_of(case.alike, case.interleave, case.dcp, case.pcp), block_tokens=16)
         split = case.tp > 1
         executor = ThreadRanks(model, geometry, BLOCKS, case.form, drafters, split=split, host_blocks=HOST_BLOCKS)
         ids = np.random.default_rng(case.ranks).permutation(BLOCKS).astype(np.int32)

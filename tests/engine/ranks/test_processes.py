@@ -111,24 +111,27 @@ def test_two_ranks_answer_as_one_and_reuse_as_one(built: BuiltEngine, source: Pa
     one.engine.close()
 
 
-SHARING = [pytest.param("KimiLinear", 4, 2, marks=pytest.mark.slow), ("Qwen3_5", 2, 2)]
+SHARING = [
+    *(pytest.param("KimiLinear", 4, 2, 1, marks=pytest.mark.slow), ("Qwen3_5", 2, 2, 1)),
+    *(("KimiLinear", 1, 1, 2), pytest.param("Qwen3_5", 2, 1, 2, marks=pytest.mark.slow)),
+]
 """A latent that is whole on every rank (`test_matrix` has it in one process); and split heads, with mixers that
-transformers would cut in other places."""
+transformers would cut in other places. Both with ranks that share the tokens of long forwards as well."""
 
 
-@pytest.mark.parametrize(("name", "tp", "dcp"), SHARING)
-def test_t15_ranks_that_share_the_weights_answer_and_refuse_as_one(
-    name: str, tp: int, dcp: int, tmp_path: Path
+@pytest.mark.parametrize(("name", "tp", "dcp", "pcp"), SHARING)
+def test_t15_ranks_that_share_weights_or_tokens_answer_and_refuse_as_one(
+    name: str, tp: int, dcp: int, pcp: int, tmp_path: Path
 ) -> None:
     """They read their shares, check themselves, draft, reuse, and hold as many bytes as was planned."""
     kind, arguments = MODELS[name]
     folder = tiny.save_model(tmp_path, getattr(transformers, kind)(**(COMMON | arguments | {"vocab_size": 262})))
-    parallel = ParallelConfig(tp=tp, dcp=dcp, interleave=4, rank_timeout=PATIENCE)
+    parallel = ParallelConfig(tp=tp, dcp=dcp, pcp=pcp, interleave=4, rank_timeout=PATIENCE)
     config = EngineConfig(memory=MEMORY, max_batched_tokens=64, draft="lookup", parallel=parallel)
     built = build_engine(str(folder), config)
     try:
         assert built.check.reuse
-        assert len(processes_of(built)) == tp
+        assert len(processes_of(built)) == tp * pcp
         _refuse(executor_of(built), processes_of(built)[-1].pid)
         _move(executor_of(built), folder)
         built.engine.start()

@@ -195,6 +195,15 @@ def test_what_fails_while_costs_are_measured_keeps_its_words(source: Path, monke
     assert answer(rank, ROOM).result == RankFault("RuntimeError", "the device says no")
 
 
+def test_a_model_that_continues_by_single_tokens_is_not_shared_by_its_tokens(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = SelfCheck(Verdict.STEPS_ONLY, 32, 0.0, 9.0, 0.0, 0.0)
+    monkeypatch.setattr(RankedExecutor, "load", lambda _: [Loaded(8 << 20, (1,), steps)] * 2)
+    with pytest.raises(ConfigError, match=r"pcp=2: model .* cannot continue by several tokens .* leave --pcp out"):
+        build_engine(str(source), EngineConfig(parallel=ParallelConfig(pcp=2)))
+
+
 def test_what_ranks_fail_with_while_they_make_room_keeps_its_words(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

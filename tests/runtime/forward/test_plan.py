@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.cache import CacheGeometry, ChunkedLocal, FullAttention, LayerSpec, Recurrent, SlidingWindow
+from headway.cache import (
+    CacheGeometry,
+    ChunkedLocal,
+    FullAttention,
+    LayerSpec,
+    ParallelLayout,
+    Recurrent,
+    SlidingWindow,
+)
 from headway.runtime.forward.batch import RunBatch
 from headway.runtime.forward.plan import PlanRules, TokenPlan, forwards
 
@@ -51,6 +59,19 @@ def test_a_fresh_row_runs_apart_only_where_states_are_kept() -> None:
 def test_one_long_row_does_not_pad_all_others() -> None:
     assert shapes([20_000, 30, 20, 10], [1, 1, 1, 1]) == [([0], 1, False), ([1, 2, 3], 1, False)]
     assert shapes([1000, 30, 20, 10], [1, 1, 1, 1]) == [([0, 1, 2, 3], 1, False)]
+
+
+def test_ranks_share_long_forwards_and_store_alike() -> None:
+    geometry = CacheGeometry([FullAttention("full", 4), Recurrent("state", 64)], ParallelLayout(pcp=2), block_tokens=16)
+    asked = batch([0, 40, 7], [35, 35, 9], geometry)
+    plans = [[*forwards(asked, geometry, PlanRules(place=(rank, 2)), CPU, rank)] for rank in (0, 1)]
+    assert [[plan.own for plan in each] for each in plans] == [[(0, 18), (0, 18), (0, 9)], [(18, 35), (18, 35), (0, 9)]]
+    assert [plan.shared for plan in plans[0]] == [True, True, False]
+    for one, other in zip(*plans, strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+        assert one.tables[0].merged == other.tables[0].merged is True
+        written = [{*zip(*(x.tolist() for x in plan.tables[0].write), strict=True)} for plan in (one, other)]
+        assert sum(map(len, written)) == one.tokens.numel()
 
 
 def test_models_that_know_one_length_run_rows_of_one_start() -> None:

@@ -166,6 +166,7 @@ class RankedExecutor:
             communication=config.communication,
             timeout=patience,
             drafts=self._drafts,
+            pcp=config.pcp,
         )
         return self._ask(load, Loaded, _LOAD_SECONDS)
 

@@ -59,12 +59,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
         source: As for `load_model`, or None for the built-in model.
         dtype: As for `load_model`.
         ranks: How many ranks there are.
-        tp: Ranks that share the weights: all, or 1 where each has the whole model.
+        tp: Ranks that share the weights: groups of as many consecutive ranks; 1 where each has the whole model.
         dcp: Ranks that split the tokens of full attention: groups of as many consecutive ranks.
         meeting: Where they meet.
         communication: How they merge attention: `ag_rs` or `a2a`.
         timeout: Seconds after which a collective counts as lost.
         drafts: Who drafts.
+        pcp: Ranks that share the tokens of long forwards, as far apart as there are other ranks.
     """
 
     source: str | None
@@ -76,6 +77,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     communication: str
     timeout: float
     drafts: DraftSource
+    pcp: int = 1
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -98,12 +100,13 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         blocks: Blocks of the pool.
         block_tokens: Tokens of the first table in a block.
-        tp: Ranks of the cache's layout: all, also where each has the whole model (see `ParallelConfig.layout`).
+        tp: As in the cache's layout, also where each rank has the whole model (see `ParallelConfig.layout`).
         dcp: Its ranks that split the tokens of full attention.
         interleave: Consecutive tokens that one of them stores.
         single_steps: What the self-check says.
         max_running: Most requests that run at once.
         host_blocks: Blocks in host memory.
+        pcp: Ranks that share the tokens of long forwards.
     """
 
     blocks: int
@@ -114,6 +117,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     single_steps: bool
     max_running: int
     host_blocks: int = 0
+    pcp: int = 1
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):

@@ -50,7 +50,7 @@ def devices_of_ranks(device: str, ranks: int) -> list[str]:
     found = torch.cuda.device_count()
     if found < ranks:
         raise ConfigError(
-            f"{ranks} ranks need a GPU each, there are {found} here: lower --tp or --dcp, or use --device cpu"
+            f"{ranks} ranks need a GPU each, there are {found} here: lower --tp, --dcp or --pcp, or use --device cpu"
         )
     return [f"cuda:{rank}" for rank in range(ranks)]
 

@@ -43,8 +43,10 @@ from headway.runtime.forward.moves import BlockMover
 from headway.runtime.forward.runner import IN_FORWARD, ModelRunner
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
 from headway.runtime.model.memory import default_memory
+from headway.runtime.parallel.communicator import Communicator, Rehearsal
 from headway.runtime.parallel.context_parallel import HeadMerge
 from headway.runtime.parallel.distributed import CollectiveError, TorchCommunicator, join_group
+from headway.runtime.parallel.prefill_context import TokenRanks
 from headway.runtime.selfcheck import self_check
 
 __all__ = ["Rank", "moved"]
@@ -93,9 +95,8 @@ class Rank:
         if asked.ranks > 1:
             device = torch.device(self._device)
             self._group = join_group(asked.meeting, self._rank, asked.ranks, device, asked.timeout)
-            if asked.dcp > 1:
-                self._merge = HeadMerge(self._group.parted(asked.dcp), asked.communication)
-        sharing = self._group if asked.tp > 1 else None
+            self._merge = _merge(self._group, asked)
+        sharing = self._group.parted(asked.tp) if self._group is not None and asked.tp > 1 else None
         loaded = self._model = load_model(asked.source, self._device, asked.dtype, sharing)
         # Ranks that share the weights compute nothing without each other; what each of them finds is the same.
         check = self_check(loaded.model, loaded.layout) if self._rank == 0 or sharing is not None else None
@@ -106,7 +107,7 @@ class Rank:
         assert self._model is not None, "a rank makes room before it has a model"
         assert self._drafts is not None
         layout = self._model.layout.over(asked.dcp)
-        parallel = ParallelLayout(tp=asked.tp, dcp=asked.dcp, interleave=asked.interleave)
+        parallel = ParallelLayout(asked.tp, asked.dcp, asked.pcp, asked.interleave)
         groups = (*layout.groups, *(() if self._drafter is None else self._drafter.groups))
         geometry = CacheGeometry(groups, parallel, block_tokens=asked.block_tokens)
         runner = ModelRunner(self._model.model, layout, geometry, asked.blocks, asked.single_steps, self._merge)
@@ -127,6 +128,15 @@ class Rank:
         rows = self._executor.run(work)
         faults = {i: row.fault for i, row in enumerate(rows) if row.fault is not None}
         return StepDone(rows if self._rank == 0 else (), faults)
+
+
+def _merge(group: TorchCommunicator, asked: Load) -> HeadMerge | None:
+    """The ranks that split tokens, or None where none do."""
+    if asked.dcp * asked.pcp == 1:
+        return None
+    near: Communicator = Rehearsal(1) if asked.dcp == 1 else group.parted(asked.dcp)
+    far = None if asked.pcp == 1 else TokenRanks(group.parted(asked.pcp, asked.ranks // asked.pcp))
+    return HeadMerge(near, asked.communication, far)
 
 
 def moved(mover: BlockMover, asked: MoveBlocks | ReadPortions | WritePortions) -> Moved:

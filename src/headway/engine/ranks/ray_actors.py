@@ -103,7 +103,7 @@ class RayRanks:
         if not ready:
             raise ConfigError(
                 f"the Ray cluster has no room for {self.size} ranks with {_in_words(needs)} each; it has "
-                f"{_in_words(ray.cluster_resources())}: add machines or lower --tp or --dcp"
+                f"{_in_words(ray.cluster_resources())}: add machines or lower --tp, --dcp or --pcp"
             )
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actor: Any = ray.remote(RankActor)

@@ -227,7 +227,10 @@ class ModelChoice:
 
 
 Tp = Annotated[int, option(_MODEL, "Tensor-parallel size.")]
-Pcp = Annotated[int, option(_MODEL, "Prefill-context-parallel size.")]
+Pcp = Annotated[
+    int,
+    option(_MODEL, "Prefill-context-parallel size: ranks that share the tokens of a prompt, with all weights each."),
+]
 KvDtype = Annotated[str, option(_MODEL, f"Attention entries: {', '.join(KV_DTYPES)}.")]
 StateDtype = Annotated[str, option(_MODEL, f"Recurrent states: {', '.join(STATE_DTYPES)}.")]
 

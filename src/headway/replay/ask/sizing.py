@@ -98,12 +98,13 @@ def memory_of(hardware: Hardware, model: Model, layout: ParallelLayout) -> int |
         return None if hardware.memory == "endless" else parse_bytes(hardware.memory, "--memory")
     if hardware.gpu is None:
         raise ConfigError("how much memory? Give --memory, of one rank (20GB, or endless), or --gpu NAME")
-    ranks, weights = checked_ranks(hardware, layout), weights_of(hardware, model)
+    checked_ranks(hardware, layout)
+    held = weights_of(hardware, model) / layout.tp  # prefill context parallelism has all of them again
     total = gpu_of(hardware.gpu).memory_bytes
-    left = int(total * hardware.gpu_share - weights / ranks)
+    left = int(total * hardware.gpu_share - held)
     if left <= 0:
         raise ConfigError(
-            f"{format_bytes(weights / ranks, 1000)} of weights a rank leave nothing of {format_bytes(total, 1000)} x "
+            f"{format_bytes(held, 1000)} of weights a rank leave nothing of {format_bytes(total, 1000)} x "
             f"{hardware.gpu_share:g} for a cache: take more GPUs (a larger --tp), or --weights for smaller weights"
         )
     return left
@@ -125,7 +126,7 @@ def checked_ranks(hardware: Hardware, layout: ParallelLayout) -> int:
 
 
 def weights_of(hardware: Hardware, model: Model) -> int:
-    """Bytes of the weights on all ranks together: as given, or two a parameter.
+    """Bytes of the weights, each counted once: as given, or two a parameter.
 
     Raises:
         ConfigError: Neither is known.

@@ -150,7 +150,7 @@ def roofline_of(
         cost: FLOPs of tokens, of the whole model. Half of `linear` is taken for the parameters that a token needs.
         gpu: The GPU.
         parameters: Parameters of the model.
-        weight_bytes: Bytes of the weights, all ranks together.
+        weight_bytes: Bytes of the weights, each counted once.
         reached: Shares of the peak FLOP/s and of the peak bandwidth that are reached.
 
     Raises:
@@ -176,7 +176,7 @@ def roofline_of(
         cost=cost,
         flops=ranks * peak * reached[0],
         bandwidth=gpu.memory_bandwidth * reached[1],
-        weight_bytes=weight_bytes / ranks,
+        weight_bytes=weight_bytes / layout.tp,  # prefill context parallelism has all of them again
         active=min(1.0, 0.5 * cost.linear / parameters),
         token_bytes=token,
         state_bytes=state,

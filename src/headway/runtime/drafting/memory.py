@@ -101,7 +101,7 @@ class DraftMemory:
         self._table = arena.geometry.group(GROUP).table
         self._device = arena.device
         self.merge = merge if self._table.shards > 1 else None
-        self._rank = 0 if self.merge is None else self.merge.ranks.rank
+        self._rank = 0 if self.merge is None else self.merge.shard
 
     @property
     def counts_drafts(self) -> bool:

@@ -261,7 +261,7 @@ class _Judging:
             valid=valid,
             following=following,
             tokens=plan.tokens,
-            features=tap.take(),
+            features=self._speculator.runner.of_all(plan, tap.take()),
             tables=[table[plan.rows] for table in self._batch.tables],
         )
         self._speculator.drafter.observe(observed)

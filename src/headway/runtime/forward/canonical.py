@@ -165,15 +165,19 @@ def shares_of(
 
 def _share(group: GroupGeometry, fields: Sequence[Field], geometry: CacheGeometry, rank: int) -> GroupShare:
     table, layout = group.table, geometry.layout
-    size, index = layout.tp // table.shards, rank // table.shards
+    copy, index = divmod(rank, layout.tp)  # each rank of prefill context parallelism has what `tp` ranks have
+    shard, size = 0, layout.tp
+    if table.shards > 1:
+        shard, index, size = copy * layout.dcp + index % layout.dcp, index // layout.dcp, layout.tp // layout.dcp
     certified = all(field.parts is not None for field in fields)
     if not certified:  # what the ranks hold, one after another
         fields = [replace(field, parts=(Part(size * field.shape[0], size),)) for field in fields]
     state = table.kind is TableKind.STATE
+    mine = table.shards > 1 or copy == 0
     made, end, described = [], 0, []
     for field in fields:
         share = _field(field, size, index, -(-end // STATE_ALIGNMENT) * STATE_ALIGNMENT if state else end)
-        made.append(share)
+        made.append(share if mine else replace(share, mine=()))
         end = share.whole_offset + share.whole_bytes
         described.append(f"{field.name} {share.whole_bytes} {field.shape[1:]} {field.dtype}")
     held = max((share.offset + share.bytes for share in made), default=0)
@@ -181,7 +185,8 @@ def _share(group: GroupGeometry, fields: Sequence[Field], geometry: CacheGeometr
     assert 0 <= expected - held < STATE_ALIGNMENT, f"{group.spec.name}: fields of {held} bytes in {expected}"
     whole = -(-end // STATE_ALIGNMENT) * STATE_ALIGNMENT if state else end
     form = hashlib.blake2b("\n".join(described).encode(), digest_size=8).hexdigest()
-    family = "whole" if certified else f"tp{layout.tp}-dcp{layout.dcp}-interleave{layout.interleave}"
+    pcp = f"-pcp{layout.pcp}" if layout.pcp > 1 else ""
+    family = "whole" if certified else f"tp{layout.tp}-dcp{layout.dcp}{pcp}-interleave{layout.interleave}"
     canonical = CanonicalGroup(
         name=group.spec.name,
         kind=table.kind.value,
@@ -192,7 +197,7 @@ def _share(group: GroupGeometry, fields: Sequence[Field], geometry: CacheGeometr
         certified=certified,
         family=f"{_VERSION}-{family}-{form}",
     )
-    return GroupShare(canonical, rank % table.shards, tuple(made) if state else _together(made))
+    return GroupShare(canonical, shard, tuple(made) if state else _together(made))
 
 
 def _field(field: Field, size: int, index: int, whole_offset: int) -> FieldShare:

@@ -8,6 +8,9 @@ Where tokens are split over ranks, a plan is one rank's: its columns are the ent
 position in the sequence, and masks compare positions. All that decides how many forwards there are, and whether their
 attention is merged over ranks, is computed from what every rank knows.
 
+Where ranks share the tokens of a long forward (`headway.runtime.parallel.prefill_context`), a plan says which are a
+rank's own; all else of it speaks of all tokens, since all ranks store alike.
+
 Rejected: one packed row of all tokens with an attention mask between sequences. Recurrent layers would carry one
 sequence's state into the next.
 """
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 
 from headway.cache import CacheGeometry, TableGeometry, TableKind
 from headway.runtime.forward.batch import RunBatch
+from headway.runtime.parallel.prefill_context import share_of
 
 __all__ = ["ForwardPlan", "PlanRules", "TokenPlan", "forwards"]
 
@@ -34,8 +38,9 @@ _SLACK_COLUMNS = 4096
 """Padded columns that are too few to split rows over."""
 _MASK_ELEMENTS = 1 << 22
 """Elements of a mask that is built at once; longer chunks attend in stretches of queries."""
-_SCORE_ELEMENTS = 1 << 26
-"""Scores that attention to a rank's part holds at once, in fp32: 256 MiB."""
+_SCORE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Scores that attention to a rank's part holds at once, in fp32: 4 MiB, which a CPU's caches hold (2,048 queries to
+4,096 entries take a third of the time that they take with 256 MiB), and 256 MiB where each stretch costs launches."""
 _MASKS_KEPT = 8
 """Masks that the layers of one forward share; a chunk of more stretches builds them anew for each layer."""
 
@@ -50,7 +55,7 @@ class TokenPlan:
 
     A table that is split over ranks keeps all of a chunk, some of it on other ranks. So there every forward writes
     before it reads, and its columns are this rank's entries up to its last token: all that the rank has to add. Only a
-    prompt's first chunk needs nobody else's: every rank has computed all of its tokens.
+    prompt's first chunk needs nobody else's, where every rank has computed all of its tokens.
 
     Attributes:
         past: int64 [rows, blocks]: blocks of the history, 0 where none is held.
@@ -60,14 +65,16 @@ class TokenPlan:
         kept: int64 [kept], which of the rows x tokens new entries are kept; None for all.
         joined: Whether new tokens follow the history as columns of their own.
         merged: Whether the columns are only this rank's, so that attention has to be merged over the ranks.
+        count: Tokens that are computed of each row.
 
     Args:
         table: The table's geometry.
         held: int32 [rows, width], its block ids.
         starts: int64 [rows], position of each row's first token.
-        count: Tokens that each row computes.
+        count: See above.
         device: Where index tensors go.
         rank: The rank that reads and writes, 0 to `table.shards` - 1.
+        shared: Whether ranks compute some of the tokens each.
     """
 
     def __init__(
@@ -78,11 +85,13 @@ class TokenPlan:
         count: int,
         device: torch.device,
         rank: int = 0,
+        shared: bool = False,
     ) -> None:
         self._table = table
         self._device = device
         self._rank = rank if table.shards > 1 else 0
-        self.merged = table.shards > 1 and (count == 1 or bool(starts.any()))
+        self.count = count
+        self.merged = table.shards > 1 and (count == 1 or shared or bool(starts.any()))
         self.joined = count > 1 and not self.merged
         self._positions = starts[:, None] + np.arange(count)
         self._plan_reads(held, starts, starts if self.joined else starts + count)
@@ -147,16 +156,23 @@ class TokenPlan:
             queries: How many there are.
             heads: Heads whose scores are computed for a stretch at once; 0 where a kernel need not hold them.
         """
-        limit = min(_MASK_ELEMENTS, _SCORE_ELEMENTS // heads if heads else _MASK_ELEMENTS)
+        scores = _SCORE_ELEMENTS.get(self._device.type, _SCORE_ELEMENTS["cuda"])
+        limit = min(_MASK_ELEMENTS, scores // heads if heads else _MASK_ELEMENTS)
         step = max(1, limit // max(1, self.columns * len(self._positions)))
         for start in range(0, queries, step):
             yield start, min(queries, start + step)
+
+    def reach(self, stop: int) -> int:
+        """Columns, from the first on, that the forward's first `stop` tokens may see, of a merged plan; at least 1."""
+        known = self._table.local_length(self._positions[:, stop - 1] + 1, self._rank)
+        return max(1, int(known.max()))
 
     def mask(self, start: int, stop: int) -> torch.Tensor | None:
         """What queries [start, stop) of the forward's tokens see.
 
         Returns:
-            bool [rows, 1, stop - start, columns], True where a column is seen; None if all are.
+            bool [rows, 1, stop - start, columns], True where a column is seen; None if all are. Of a merged plan that
+            is of the columns up to `reach(stop)`.
         """
         if (start, stop) not in self._masks:
             if len(self._masks) >= _MASKS_KEPT:
@@ -168,7 +184,7 @@ class TokenPlan:
         if self._positions.shape[1] == 1 and self.hidden is None:
             return None
         query = self._queries[:, start:stop, None]
-        key = self._keys[:, None, :]
+        key = self._keys[:, None, : self.reach(stop) if self.merged else None]
         seen = (key <= query) & (key >= 0)
         if self._table.kind is TableKind.WINDOW:
             seen &= key > query - self._table.window
@@ -183,7 +199,8 @@ class ForwardPlan:
 
     Attributes:
         rows: int64 [n], rows of the batch.
-        count: Tokens that each computes.
+        count: Tokens that are computed of each.
+        own: Those that this rank computes, half-open; [0, count) where ranks do not share them.
         fresh: Whether they start without a state.
         long: Whether they use the long set of rotary frequencies.
         tokens: int64 [n, count], on the device.
@@ -195,6 +212,7 @@ class ForwardPlan:
 
     rows: Int64s
     count: int
+    own: tuple[int, int]
     fresh: bool
     long: bool
     tokens: torch.Tensor
@@ -203,18 +221,25 @@ class ForwardPlan:
     tables: dict[int, TokenPlan]
     states: torch.Tensor | None
 
+    @property
+    def shared(self) -> bool:
+        """Whether each rank computes a share of the tokens."""
+        return self.own != (0, self.count)
+
 
 @dataclass(frozen=True)
 class PlanRules:
-    """What a model asks of its forwards.
+    """What a model, and the ranks that run it, ask of its forwards.
 
     Attributes:
         uniform_starts: Rows run together only if they start at the same position.
         single_steps: A continuation of several tokens is computed one token at a time.
+        place: This rank's number among those that share the tokens of a long forward, and how many these are.
     """
 
     uniform_starts: bool = False
     single_steps: bool = False
+    place: tuple[int, int] = (0, 1)
 
 
 def forwards(
@@ -222,14 +247,15 @@ def forwards(
 ) -> Iterator[ForwardPlan]:
     """Plan the forwards of a batch, each to be run before the next is planned.
 
-    Every token of the batch is computed by exactly one forward, a row's in order. Ranks differ in their `tables` alone.
+    Every token of the batch is computed by exactly one forward, a row's in order. Ranks differ in `tables` and `own`
+    alone.
     """
     ends = np.cumsum(batch.counts)
     firsts = ends - batch.counts
     for rows, offset, count in _alike(batch, geometry, rules):
         starts = batch.starts[rows] + offset
         index = (firsts[rows] + offset)[:, None] + np.arange(count)
-        yield _plan(batch, geometry, device, rank, rows, starts, batch.tokens[index])
+        yield _plan(batch, geometry, device, rank, rows, starts, batch.tokens[index], share_of(count, *rules.place))
 
 
 def _alike(batch: RunBatch, geometry: CacheGeometry, rules: PlanRules) -> Iterator[tuple[Int64s, int, int]]:
@@ -269,6 +295,7 @@ def _plan(
     rows: Int64s,
     starts: Int64s,
     tokens: NDArray[np.int32],
+    own: tuple[int, int],
 ) -> ForwardPlan:
     count = tokens.shape[1]
     tables: dict[int, TokenPlan] = {}
@@ -278,12 +305,13 @@ def _plan(
         if table.kind is TableKind.STATE:
             states = torch.from_numpy(held[:, : table.state_blocks].astype(np.int64)).to(device)
         else:
-            tables[table.index] = TokenPlan(table, held, starts, count, device, rank)
+            tables[table.index] = TokenPlan(table, held, starts, count, device, rank, own != (0, count))
     told = starts if batch.offsets is None else starts + batch.offsets[rows]
     positions = torch.from_numpy(told[:, None] + np.arange(count)).to(device)
     return ForwardPlan(
         rows=rows,
         count=count,
+        own=own,
         fresh=bool(batch.fresh[rows[0]]),
         long=batch.long is not None and bool(batch.long[rows[0]]),
         tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),

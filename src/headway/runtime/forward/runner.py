@@ -75,7 +75,7 @@ class ModelRunner:
         single_steps: bool = False,
         merge: HeadMerge | None = None,
     ) -> None:
-        size = 1 if merge is None else merge.ranks.size
+        size = 1 if merge is None else merge.shards
         if geometry.layout.shards != size:
             raise ConfigError(
                 f"the geometry splits tokens over {geometry.layout.shards} ranks and {size} run(s): make them equal"
@@ -86,8 +86,10 @@ class ModelRunner:
         self.device = torch.device(model.device)
         self.arena = Arena(layout, geometry, blocks, self.device)
         self.merge = merge
-        self._rank = 0 if merge is None else merge.ranks.rank
-        self._rules = PlanRules(layout.uniform_starts, single_steps)
+        self._rank = 0 if merge is None else merge.shard
+        self._tokens = None if merge is None else merge.tokens
+        place = (0, 1) if self._tokens is None else (self._tokens.ranks.rank, self._tokens.ranks.size)
+        self._rules = PlanRules(layout.uniform_starts, single_steps, place)
         self._switch = AttentionSwitch(model)
         self._decoder = _decoder_of(model)
         self._long_set = LongSet(model, layout.long_rope)
@@ -145,24 +147,35 @@ class ModelRunner:
             options["logits_to_keep"] = 1
         hidden: list[torch.Tensor] = []
         tap: AbstractContextManager[Any] = nullcontext()
-        if plan.count > 1 and self._keeps_logits and not whole:  # else logits speak of all tokens
+        first, stop = plan.own
+        if stop - first > 1 and self._keeps_logits and not whole:  # else logits speak of all tokens
             tap = self._decoder.register_forward_hook(lambda module, args, output: hidden.append(output[0]))
         with (
             self._switch.attending(cache),
             self._long_set.used(plan.long),
-            short_chunks(self.model, plan.count),
+            short_chunks(self.model, stop - first),
             tap,
         ):
             try:
                 output: Mapping[str, Any] = self.model(
-                    input_ids=plan.tokens, position_ids=plan.positions, use_cache=True, **options
+                    input_ids=plan.tokens[:, first:stop],
+                    position_ids=plan.positions[:, first:stop],
+                    use_cache=True,
+                    **options,
                 )
             except Exception as error:
                 error.add_note(IN_FORWARD)
                 raise
         logits: torch.Tensor = output["logits"].float()
+        extreme = extremes(logits, *hidden).float()
+        if self._tokens is not None and plan.shared:
+            logits = self.of_all(plan, logits) if whole else self._tokens.from_last(logits[:, -1:])
         cache.store(None if judge is None else judge(plan, logits))
-        return logits, extremes(logits, *hidden).float()
+        return logits, extreme
+
+    def of_all(self, plan: ForwardPlan, own: torch.Tensor) -> torch.Tensor:
+        """Put together what the ranks found for the tokens that they computed of a forward: [rows, tokens, ...]."""
+        return self._tokens.gather(own, plan.count, dim=1) if self._tokens is not None and plan.shared else own
 
 
 def _decoder_of(model: PreTrainedModel) -> torch.nn.Module:

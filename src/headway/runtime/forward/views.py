@@ -2,6 +2,10 @@
 
 One `PagedCache` lives for one forward. Token layers store new entries in their slots and return the history with them;
 state layers are transformers' own, loaded from the arena before the forward and stored after it.
+
+Where ranks share the forward's tokens (`headway.runtime.parallel.prefill_context`), token layers gather the new entries
+of all, and the states of a layer come from the rank before and go to the one behind: taken when the model first asks
+for one, handed on when it has left all of them, or turns to something else.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, LinearAttentionLayer
 
@@ -18,6 +23,7 @@ from headway.runtime.forward.plan import ForwardPlan, TokenPlan
 from headway.runtime.model.attention import Scores, masked_attention
 from headway.runtime.model.layout import LayerLayout, Share
 from headway.runtime.parallel.context_parallel import HeadMerge, Partial, partial_attention
+from headway.runtime.parallel.prefill_context import TokenRanks
 
 __all__ = ["HybridLayer", "PagedCache", "PagedLayer", "StateLayer"]
 
@@ -28,18 +34,25 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     Args:
         views: The layer's fields in the arena, [blocks, block_tokens, heads, width] each.
         plan: What this forward reads and writes.
-        length: Tokens before the forward's own, in its longest row.
+        length: Tokens before those that this rank computes, in its longest row.
         merge: The ranks that have the layer's other heads, where its tokens are split over the same ranks: each stores
             its tokens' entries of all their heads. None where it stores its own heads alone.
+        tokens: The ranks that share the forward's tokens; None where every rank computes all.
     """
 
     is_sliding = False
 
     def __init__(
-        self, views: tuple[torch.Tensor, ...], plan: TokenPlan, length: int, merge: HeadMerge | None = None
+        self,
+        views: tuple[torch.Tensor, ...],
+        plan: TokenPlan,
+        length: int,
+        merge: HeadMerge | None = None,
+        tokens: TokenRanks | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._merge = merge
+        self._tokens = tokens
         self._views = views
         self._plan = plan
         self._length = length
@@ -52,7 +65,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store new entries and return all that the forward's tokens may see.
 
         Args:
-            key_states: [rows, heads, tokens, key width].
+            key_states: [rows, heads, tokens, key width], of the tokens that this rank computes.
             value_states: [rows, heads, tokens, value width].
 
         Returns:
@@ -64,6 +77,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _exchange(self, view: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         plan = self._plan
+        if self._tokens is not None:
+            new = self._tokens.gather(new, plan.count, dim=2)
         rows = (new if self._merge is None else self._merge.gather_heads(new)).transpose(1, 2)
         entries = rows.reshape(-1, *rows.shape[2:])
         view[plan.write] = entries if plan.kept is None else entries[plan.kept]
@@ -130,6 +145,22 @@ class StateLayer(LinearAttentionLayer):
             if tensor.data_ptr() != home.data_ptr():
                 home.copy_(tensor)
 
+    @property
+    def names(self) -> set[str]:
+        """Its states: `conv:0`, `recurrent:0`, ..."""
+        return set(self._states)
+
+    def packed(self) -> torch.Tensor:
+        """The states where they are at home, uint8 [rows, bytes]: a copy."""
+        homes = [home.flatten(1).view(torch.uint8) for home in self._states.values()]
+        return torch.cat(homes, dim=1)
+
+    def unpack(self, packed: torch.Tensor) -> None:
+        """Fill the states where they are at home, and where the model finds them, with what another `packed`."""
+        parts = torch.split(packed, [home[0].nbytes for home in self._states.values()], dim=1)
+        for home, part in zip(self._states.values(), parts, strict=True):
+            home.flatten(1).view(torch.uint8).copy_(part)
+
 
 class HybridLayer(StateLayer, PagedLayer):  # type: ignore[no-untyped-call, override]
     """A layer with states and token entries (parallel heads of attention and of a state-space model)."""
@@ -143,13 +174,46 @@ class HybridLayer(StateLayer, PagedLayer):  # type: ignore[no-untyped-call, over
         plan: TokenPlan,
         length: int,
         merge: HeadMerge | None = None,
+        tokens: TokenRanks | None = None,
     ) -> None:
-        PagedLayer.__init__(self, views, plan, length, merge)
+        PagedLayer.__init__(self, views, plan, length, merge, tokens)
         StateLayer.__init__(self, states, fresh, number)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Set up a fresh state, as the state layer does; the token entries need nothing."""
         StateLayer.lazy_initialization(self, *args, **kwargs)
+
+
+class _Relay:
+    """Has the layers' states come from the rank of earlier tokens and go to that of later ones, a layer at a time."""
+
+    def __init__(self, tokens: TokenRanks) -> None:
+        self._tokens = tokens
+        self._begun: set[int] = set()
+        self._open: StateLayer | None = None
+        self._missing: set[str] = set()
+
+    def begin(self, layer: StateLayer) -> None:
+        """Take the states of a layer, if this is the first that the model wants of it."""
+        if id(layer) not in self._begun:
+            self.end()
+            self._begun.add(id(layer))
+            self._open, self._missing = layer, layer.names
+            layer.unpack(self._tokens.take(layer.packed()))
+
+    def end(self) -> None:
+        """Hand on what the model has left of the layer that it was at, if that has not been done."""
+        if self._open is not None:
+            self._open.save()
+            self._tokens.hand_on(self._open.packed())
+            self._open = None
+
+    def left(self, layer: StateLayer, name: str) -> None:
+        """Note that the model has left a state, and hand on those of its layer as soon as all of them are there."""
+        if self._open is layer:
+            self._missing.discard(name)
+            if not self._missing:
+                self.end()
 
 
 class PagedCache(Cache):
@@ -167,6 +231,9 @@ class PagedCache(Cache):
         self._arena = arena
         self._plan = plan
         self._merge = merge
+        self._tokens = merge.tokens if merge is not None and plan.shared else None
+        self._relay = None if self._tokens is None else _Relay(self._tokens)
+        self._fresh = plan.fresh and plan.own[0] == 0  # else there are states before, perhaps another rank's
         self._states = self._load_states()
         self._updated: int | None = None
         self._tables = {g.spec.name: g.table.index for g in arena.geometry.groups}
@@ -181,19 +248,20 @@ class PagedCache(Cache):
         return self._arena.gather_states(plan.states)
 
     def _layer(self, layer: LayerLayout) -> Any:
-        length = int(self._plan.starts.max())
+        length = int(self._plan.starts.max()) + self._plan.own[0]
         if layer.state is None:
             if layer.tokens is None:  # a layer of cross-attention, which text alone passes by, stays empty
                 return DummyLayer() if layer.kind == DummyLayer.__name__ else DynamicLayer()  # type: ignore[no-untyped-call]
-            return PagedLayer(self._arena.entries(layer.index), self._token_plan(layer), length, self._gathers(layer))
+            views, plan = self._arena.entries(layer.index), self._token_plan(layer)
+            return PagedLayer(views, plan, length, self._gathers(layer), self._tokens)
         assert self._states is not None
         states = dict(self._arena.state_fields(self._states, layer.index))
         number = 1 + max(int(name.partition(":")[2]) for name in states)
         if layer.tokens is None:
-            return StateLayer(states, self._plan.fresh, number)
+            return StateLayer(states, self._fresh, number)
         views = self._arena.entries(layer.index)
         plan, merge = self._token_plan(layer), self._gathers(layer)
-        return HybridLayer(states, self._plan.fresh, number, views, plan, length, merge)
+        return HybridLayer(states, self._fresh, number, views, plan, length, merge, self._tokens)
 
     def _gathers(self, layer: LayerLayout) -> HeadMerge | None:
         """The ranks whose heads an entry of this layer has, or None where it has this rank's alone."""
@@ -207,10 +275,50 @@ class PagedCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new entries of a layer and return all that its tokens may see (see `PagedLayer.update`)."""
+        if self._relay is not None:
+            self._relay.end()
         self._updated = layer_idx
         layer: Any = self.layers[layer_idx]
         keys, values = layer.update(key_states, value_states)
         return keys, values
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The inputs that a layer's convolution remembers, or None."""
+        self._begin(layer_idx)
+        return super().get_conv_state(layer_idx, state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """A layer's state, or None."""
+        self._begin(layer_idx)
+        return super().get_recurrent_state(layer_idx, state_idx)
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """Take new inputs of a layer's convolution."""
+        self._begin(layer_idx)
+        found = super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+        self._left(layer_idx, f"conv:{state_idx}")
+        return found
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """Take a layer's new state."""
+        self._begin(layer_idx)
+        found = super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+        self._left(layer_idx, f"recurrent:{state_idx}")
+        return found
+
+    def _begin(self, index: int) -> None:
+        layer = self.layers[index]
+        if self._relay is not None and isinstance(layer, StateLayer):
+            self._relay.begin(layer)
+
+    def _left(self, index: int, name: str) -> None:
+        layer = self.layers[index]
+        if self._relay is not None and isinstance(layer, StateLayer):
+            self._relay.left(layer, name)
 
     def store(self, keep: NDArray[np.bool_] | None = None) -> None:
         """Write the states that the forward left to their blocks. Token entries were written as they came.
@@ -224,6 +332,9 @@ class PagedCache(Cache):
             if isinstance(layer, StateLayer):
                 layer.save()
         ids, states = self._plan.states, self._states
+        if self._relay is not None and self._tokens is not None:
+            self._relay.end()
+            states = self._tokens.from_last(states)
         if keep is not None and not keep.all():
             kept = torch.from_numpy(np.flatnonzero(keep)).to(ids.device)
             ids, states = ids[kept], states[kept]
@@ -239,10 +350,10 @@ class PagedCache(Cache):
         source = self._arena.layout.source(index)
         plan = self._token_plan(source)
         queries = query.shape[2]
-        skipped = self._plan.count - queries
+        skipped = self._plan.own[1] - queries
         if plan.merged:
             return self._attend_merged(plan, query, key, value, scores, self._gathers(source) is not None)
-        if plan.is_plain_causal and skipped == 0:
+        if plan.is_plain_causal and queries == self._plan.count:
             return masked_attention(query, key, value, scores, causal=True)
         parts = [
             masked_attention(query[:, :, start:stop], key, value, scores, plan.mask(start + skipped, stop + skipped))
@@ -255,17 +366,25 @@ class PagedCache(Cache):
     ) -> torch.Tensor:
         """Attend to this rank's entries, in as many stretches as its memory asks for; merge once with the others.
 
-        Where heads are `split`, that is with the queries of all ranks' heads, and what comes back is for its own.
+        Where heads are `split`, that is with the queries of all ranks' heads, and what comes back is for its own. So it
+        is with tokens where ranks share them.
         """
         assert self._merge is not None, "the runner refused split tokens without ranks"
         sinks = scores.sinks
         if split:
             query = self._merge.gather_heads(query)
             sinks = None if sinks is None else self._merge.gather_heads(sinks[None])[0]
+        wanted = query.shape[2]
+        if self._tokens is not None:
+            first, stop = self._plan.own
+            filled = F.pad(query, (0, 0, stop - first - wanted, 0))  # a model may attend with its last tokens only
+            query = self._tokens.gather(filled, self._plan.count, dim=2)
         queries = query.shape[2]
         skipped = self._plan.count - queries
-        parts = [
-            partial_attention(query[:, :, start:stop], key, value, scores, plan.mask(start + skipped, stop + skipped))
-            for start, stop in plan.stretches(queries, query.shape[1])
-        ]
-        return self._merge(Partial.join(parts), sinks, own=split).to(query.dtype)
+        parts = []
+        for start, stop in plan.stretches(queries, query.shape[1]):
+            seen, mask = plan.reach(stop + skipped), plan.mask(start + skipped, stop + skipped)
+            own = key[:, :, :seen], value[:, :, :seen]
+            parts.append(partial_attention(query[:, :, start:stop], *own, scores, mask))
+        merged = self._merge(Partial.join(parts), sinks, own=split, own_tokens=self._tokens is not None)
+        return merged[:, :, -wanted:].to(query.dtype)

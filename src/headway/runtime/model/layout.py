@@ -47,16 +47,17 @@ STATE_ALIGNMENT = 16
 """Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
 
 
-def layout_of_ranks(tp: int = 1, dcp: int = 1, interleave: int = 1) -> ParallelLayout:
+def layout_of_ranks(tp: int = 1, dcp: int = 1, interleave: int = 1, pcp: int = 1) -> ParallelLayout:
     """The layout that the cache is set up for.
 
     Decode context parallelism reuses the ranks of tensor parallelism. Without tensor parallelism (`tp` 1) it has ranks
     of its own, each with the whole model: as many as it splits tokens over, and nothing of the specs is split by heads.
+    Prefill context parallelism has all of these ranks `pcp` times.
 
     Raises:
         ConfigError: Sizes that do not go together.
     """
-    return ParallelLayout(tp=dcp if tp == 1 else tp, dcp=dcp, interleave=interleave)
+    return ParallelLayout(tp=dcp if tp == 1 else tp, dcp=dcp, pcp=pcp, interleave=interleave)
 
 
 @dataclass(frozen=True)

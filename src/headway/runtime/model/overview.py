@@ -58,6 +58,12 @@ class Inspection:
         return capacity(self.capacity.bytes // row_bytes(geometry), geometry).tokens
 
     @property
+    def _splits(self) -> str:
+        """The options that split tokens."""
+        parallel = self.geometry.layout
+        return " and ".join(f"--{name}" for name in ("dcp", "pcp") if getattr(parallel, name) > 1)
+
+    @property
     def _share(self) -> str:
         interleave = self.geometry.layout.interleave
         return "one token each" if interleave == 1 else f"{interleave} tokens each"
@@ -108,7 +114,7 @@ class Inspection:
             console.print(f"  room for {counted(held.tokens, 'token')} of full attention, if it held nothing else")
             if self.geometry.layout.shards > 1:
                 times = held.tokens / max(1, self.tokens_on_one_rank)
-                alone = "on one rank" if self.layout.tp == 1 else "without --dcp"
+                alone = "on one rank" if self.layout.tp == 1 else f"without {self._splits}"
                 console.print(
                     f"  that is {times:.2f} times as many as {alone} with the same memory "
                     f"({self.tokens_on_one_rank:,}); the ranks store {self._share} in turn"

@@ -1,11 +1,13 @@
-"""What one rank needs of a group of ranks: four collectives.
+"""What one rank needs of a group of ranks: five collectives, and to hand something on to the next rank.
 
-Attention, weights and drafts ask for no more, so the ranks may be processes (`headway.runtime.parallel.distributed`),
-threads, or not there at all: `Rehearsal` finds out what a rank would store without any other rank.
+Attention, weights, states and drafts ask for no more, so the ranks may be processes
+(`headway.runtime.parallel.distributed`), threads, or not there at all: `Rehearsal` finds out what a rank would store
+without any other rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -40,6 +42,22 @@ class Communicator(Protocol):
         """Sum over ranks: [...] to [...], the same bits on every rank. `part` may be overwritten."""
         ...
 
+    def broadcast(self, part: torch.Tensor, root: int) -> torch.Tensor:
+        """Give every rank what rank `root` has. `part` may be overwritten."""
+        ...
+
+    def pass_on(self, part: torch.Tensor) -> Callable[[], object]:
+        """Send the next rank a tensor, without waiting for it. The last rank sends nothing.
+
+        Returns:
+            What waits until it is sent. Until then `part` stays as it is.
+        """
+        ...
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """What the rank before has passed on, in order, of the shape and type of `like`; on rank 0 `like` itself."""
+        ...
+
 
 class Rehearsal:
     """Rank 0 of ranks that are not there, for tensors without numbers: shapes come out right (see `Communicator`).
@@ -67,3 +85,15 @@ class Rehearsal:
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """[...] to [...]."""
         return part
+
+    def broadcast(self, part: torch.Tensor, root: int) -> torch.Tensor:
+        """[...] to [...]."""
+        return part
+
+    def pass_on(self, part: torch.Tensor) -> Callable[[], object]:
+        """Send nothing."""
+        return lambda: None
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """[...] to [...]."""
+        return like

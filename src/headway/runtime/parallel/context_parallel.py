@@ -28,6 +28,10 @@ holds all of a layer's history at once, which is what context parallelism is the
 through the attention. Also rejected: every rank merging all heads by itself from gathered parts: less code, N times the
 traffic.
 
+With prefill context parallelism there are more ranks that split tokens (`headway.runtime.parallel.prefill_context`).
+Parts merge to parts, so theirs are merged first, in one exchange: of all queries where all ranks go on with all, or of
+each rank's own tokens where they share a forward. What is left is the merge above, of the parts of one rank of each.
+
 An empty shard is common, in every sequence shorter than the interleave: its log-sum-exp is -inf, and its output must be
 zero and not NaN. Merging is done in fp32 whatever the model's dtype is.
 """
@@ -43,6 +47,7 @@ from headway.errors import ConfigError
 from headway.runtime.interface import COMMUNICATIONS
 from headway.runtime.model.attention import Scores
 from headway.runtime.parallel.communicator import Communicator
+from headway.runtime.parallel.prefill_context import TokenRanks
 
 __all__ = ["HeadMerge", "Partial", "merge", "partial_attention"]
 
@@ -116,44 +121,67 @@ def _weights(lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
 
 
 class HeadMerge:
-    """Merges the parts of a group of ranks, a share of the heads on each.
+    """Merges the parts of the ranks that split tokens, a share of the heads on each.
 
     Args:
-        ranks: The group.
-        communication: `ag_rs` or `a2a`.
+        ranks: Those of decode context parallelism; one alone without it.
+        communication: `ag_rs` or `a2a`, among these.
+        tokens: Those of prefill context parallelism, which hold as many groups like `ranks`; None without it.
+
+    Attributes:
+        shard: This rank's number among all that split tokens, 0 to `shards` - 1.
+        shards: How many those are.
 
     Raises:
         ConfigError: Another `communication`.
     """
 
-    def __init__(self, ranks: Communicator, communication: str = "ag_rs") -> None:
+    def __init__(self, ranks: Communicator, communication: str = "ag_rs", tokens: TokenRanks | None = None) -> None:
         if communication not in COMMUNICATIONS:
             raise ConfigError(
                 f"{communication!r} is no form of communication between context-parallel ranks: use ag_rs or a2a"
             )
         self.ranks = ranks
         self.communication = communication
+        self.tokens = tokens
+        self.shard, self.shards = ranks.rank, ranks.size
+        if tokens is not None:
+            self.shard, self.shards = tokens.ranks.rank * ranks.size + ranks.rank, tokens.ranks.size * ranks.size
 
     def gather_heads(self, own: torch.Tensor) -> torch.Tensor:
         """Put the heads of all ranks side by side, in the order of ranks: [rows, heads, ...] to [rows, all, ...]."""
         return self.ranks.all_gather(own).movedim(0, 1).flatten(1, 2)
 
-    def __call__(self, part: Partial, sinks: torch.Tensor | None = None, own: bool = False) -> torch.Tensor:
+    def __call__(
+        self, part: Partial, sinks: torch.Tensor | None = None, own: bool = False, own_tokens: bool = False
+    ) -> torch.Tensor:
         """Merge this rank's part with those of the others, which call this for the same queries.
 
         Args:
             part: `out` [rows, heads, queries, value width], of all heads.
             sinks: As for `merge`, of all heads.
             own: Return this rank's heads alone: an equal share, in the order of `gather_heads`.
+            own_tokens: Return this rank's queries alone: its share of a forward's tokens.
 
         Returns:
-            float32 [rows, heads, queries, value width], of all heads and the same bits on every rank; or of its own.
+            float32 [rows, heads, queries, value width], of all heads and queries, the same bits on every rank; or of
+            its own.
         """
+        if self.tokens is not None:
+            part = self._merge_tokens(self.tokens, part, own_tokens)
         share = self._gather_sums(part, sinks) if self.communication == "ag_rs" else self._exchange_parts(part, sinks)
-        if own:
+        if own or self.ranks.size == 1:
             return share
         rows, heads, queries, width = part.out.shape
         return self.ranks.all_gather(share).movedim(0, 1).reshape(rows, -1, queries, width)[:, :heads]
+
+    @staticmethod
+    def _merge_tokens(tokens: TokenRanks, part: Partial, own: bool) -> Partial:
+        """The parts of the ranks of prefill context parallelism as one, of all queries or of this rank's `own`."""
+        packed = torch.cat([part.out, part.lse[..., None]], dim=-1)
+        parts = tokens.exchange(packed, dim=2) if own else tokens.ranks.all_gather(packed)
+        heard = Partial(parts[..., :-1], parts[..., -1])
+        return Partial(merge(heard), heard.lse.logsumexp(dim=0))
 
     def _gather_sums(self, part: Partial, sinks: torch.Tensor | None) -> torch.Tensor:
         weights = _weights(self.ranks.all_gather(part.lse), sinks)[self.ranks.rank]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -95,24 +95,34 @@ class TorchCommunicator:
         size: Ranks of the group.
         timeout: Seconds after which a collective that others do not join fails, in groups that are parted from this.
         group: The group; None for the process's default group.
+        members: The ranks of the default group that are in it, in order; None for all.
     """
 
     begun: ClassVar[int] = 0
 
-    def __init__(self, rank: int, size: int, timeout: float, group: Any = None) -> None:
+    def __init__(
+        self, rank: int, size: int, timeout: float, group: Any = None, members: Sequence[int] | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
         self._timeout = timeout
         self._group = group
+        self._members = range(size) if members is None else members
 
-    def parted(self, size: int) -> TorchCommunicator:
-        """Part the default group into groups of `size` consecutive ranks and return this rank's; all ranks call it."""
+    def parted(self, size: int, step: int = 1) -> TorchCommunicator:
+        """Part the default group into groups of `size` ranks, `step` apart, and return this rank's; all ranks call it.
+
+        `size * step` divides the number of ranks.
+        """
         if size == self.size:
             return self
         patience = timedelta(seconds=self._timeout)
-        starts = range(0, self.size, size)
-        groups = [dist.new_group(list(range(start, start + size)), timeout=patience) for start in starts]
-        return TorchCommunicator(self.rank % size, size, self._timeout, groups[self.rank // size])
+        starts = [first + i for first in range(0, self.size, size * step) for i in range(step)]
+        members = [range(start, start + size * step, step) for start in starts]
+        groups = [dist.new_group(list(each), timeout=patience) for each in members]
+        mine = next(i for i, each in enumerate(members) if self.rank in each)
+        place = members[mine].index(self.rank)
+        return TorchCommunicator(place, size, self._timeout, groups[mine], members[mine])
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         """Give every rank every part: [...] to [size, ...]."""
@@ -142,11 +152,49 @@ class TorchCommunicator:
             dist.all_reduce(summed, group=self._group)
         return summed
 
+    def broadcast(self, part: torch.Tensor, root: int) -> torch.Tensor:
+        """Give every rank what rank `root` has."""
+        given = part.contiguous()
+        with _counted():
+            dist.broadcast(given, self._members[root], group=self._group)
+        return given
+
+    def pass_on(self, part: torch.Tensor) -> Callable[[], object]:
+        """Send the next rank a tensor, without waiting for it. All ranks count one, also the last, which sends none."""
+        with _counted():
+            if self.rank + 1 == self.size:
+                return lambda: None
+            held = part.contiguous()
+            sent = dist.isend(held, self._members[self.rank + 1], group=self._group)
+            assert sent is not None, "only a rank outside the group has nothing to wait for"
+
+        def wait(held: torch.Tensor = held) -> None:  # the memory must last until then
+            with _told():
+                sent.wait()
+
+        return wait
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """What the rank before has passed on."""
+        with _counted():
+            if self.rank == 0:
+                return like
+            taken = torch.empty_like(like, memory_format=torch.contiguous_format)
+            dist.recv(taken, self._members[self.rank - 1], group=self._group)
+        return taken
+
 
 @contextmanager
 def _counted() -> Iterator[None]:
     """Count a collective that begins here. What fails before, memory for its result for example, has begun none."""
     TorchCommunicator.begun += 1
+    with _told():
+        yield
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Raise what fails as what it is, a collective."""
     try:
         yield
     except Exception as error:
