@@ -55,7 +55,7 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         assert self._end.recv(8) == b"ready"
-        self.shared_memory = Path(f"/proc/{self._process.pid}/root/dev/shm")
+        self.shared_memory = Path("/proc", str(self._process.pid), "root", "dev", "shm")
 
     def serve(self, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
         """Run `headway serve`; the process, and what it prints as a descriptor to read from."""
