@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -64,13 +65,14 @@ class Bench:
     write: str = "through"
     staging: int = 1 << 30
     scan_seconds: float = 10
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.cache = PrefixCache(self.cache_config())
+        self.cache = PrefixCache(self.cache_config(), clock=self.clock)
         self.device = self.make_device()
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.lower = self._lower() if self.host_blocks or self.stores else None
-        self.scheduler = Scheduler(self.cache, self.config, lower=self.lower)
+        self.scheduler = Scheduler(self.cache, self.config, clock=self.clock, lower=self.lower)
         self.news: list[Update] = []
         self._arrived = 0
 
@@ -111,8 +113,8 @@ class Bench:
         self.scheduler.add(request)
         return request
 
-    def step(self) -> bool:
-        """Do one step, or wait for a load. Returns whether there was one."""
+    def step(self, wait: bool = True) -> bool:
+        """Do one step, or wait for a load, if one should. Returns whether there was one."""
         while not self.inbox.empty():
             self.inbox.get()()
         if self.lower is not None:
@@ -120,7 +122,7 @@ class Bench:
         scheduled = self.scheduler.schedule()
         self.news += self.scheduler.take_news()
         if scheduled is None:
-            if self.scheduler.loading:
+            if self.scheduler.loading and wait:
                 self.inbox.get(timeout=30)()
                 return True
             return False

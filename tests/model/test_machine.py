@@ -1,6 +1,6 @@
 """A stateful random test: the real cache beside an oracle and a shadow device.
 
-`HEADWAY_EXAMPLES` sets the number of examples (2,000 in CI), `HEADWAY_STEPS` how long each is at most. `make slow`
+`HEADWAY_EXAMPLES` sets the number of examples (1,000 in CI), `HEADWAY_STEPS` how long each is at most. `make slow`
 tries 20,000, or `HEADWAY_SLOW_EXAMPLES`. A failure prints the shortest steps found that lead to it (with
 `HEADWAY_SHRINK=0` the first ones found), and the `HEADWAY_SEED` with which to run it again.
 """
@@ -24,7 +24,7 @@ PARTS = 4
 """Independent searches, so that several processes share the work."""
 
 SEED = int(os.environ.get("HEADWAY_SEED", random.SystemRandom().randrange(2**32)))
-EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "2000"))
+EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "1000"))
 STEPS = int(os.environ.get("HEADWAY_STEPS", "50"))
 SLOW_EXAMPLES = int(os.environ.get("HEADWAY_SLOW_EXAMPLES", "20000"))
 PHASES = (Phase.generate,) if os.environ.get("HEADWAY_SHRINK") == "0" else (Phase.generate, Phase.shrink)
@@ -187,7 +187,7 @@ def test_cache_beside_oracle_and_device_for_long(part: int) -> None:
     search(number, -(-SLOW_EXAMPLES // PARTS))
 
 
-def search(number: int, examples: int, kind: type[RuleBasedStateMachine] = CacheMachine) -> None:
+def search(number: int, examples: int, kind: type[RuleBasedStateMachine] = CacheMachine, steps: int = STEPS) -> None:
     """Try random runs, from one seed."""
     machine = type(kind.__name__, (kind,), {})
     try:
@@ -196,7 +196,7 @@ def search(number: int, examples: int, kind: type[RuleBasedStateMachine] = Cache
                 seed(number)(machine),
                 settings=settings(
                     max_examples=examples,
-                    stateful_step_count=STEPS,
+                    stateful_step_count=steps,
                     phases=PHASES,
                     deadline=None,
                     database=None,

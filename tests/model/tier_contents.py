@@ -38,6 +38,7 @@ class Contents:
 
     Attributes:
         names: Everything that is listed.
+        manifests: Those that open, by folder and digest.
     """
 
     def __init__(self, store: Store, layout: ObjectLayout, key: bytes, namespaces: Sequence[Namespace]) -> None:
@@ -49,19 +50,20 @@ class Contents:
         data = dict(zip(self.names, store.read_small(self.names), strict=True))
         self._data = {name: content for name, content in data.items() if content is not None}
         self._stretches: dict[Place, Stretch] = {}
-        self._manifests: dict[Place, Manifest] = {}
+        self.manifests: dict[Place, Manifest] = {}
         self._listed: set[tuple[str, bytes, int]] = set()
         for name, content in self._data.items():
             parsed = parse_name(name)
             if name.endswith(f"/{ABOUT}"):
                 continue
             assert parsed is not None, f"{name} is no name of ours"
+            assert parsed.folder in self._folders, f"{name} is of a namespace that nobody has"
             at = parsed.folder, parsed.digest
             try:
                 if parsed.what == STRETCH:
                     self._stretches[at] = open_stretch(content, parsed.digest, key)
                 elif parsed.what == MANIFEST:
-                    self._manifests[at] = open_manifest(content, parsed.digest, key)
+                    self.manifests[at] = open_manifest(content, parsed.digest, key)
                 elif parsed.what == INDEX:
                     self._listed.update((*at, position) for position in open_positions(content))
             except DamagedError:
@@ -86,7 +88,7 @@ class Contents:
 
     def judge(self, names: Names, allowed: set[int]) -> None:
         """Every record is about a path that may be stored, and every tag of its objects is that of this path."""
-        for (folder, _), record in [*self._stretches.items(), *self._manifests.items()]:
+        for (folder, _), record in [*self._stretches.items(), *self.manifests.items()]:
             before = self._path((folder, record.before))
             if before is None:
                 continue
@@ -121,7 +123,7 @@ class Contents:
                 path = self._whole(place)
                 if self._folders[place[0]] == salt and path is not None and data.startswith(path):
                     best = max(best, min((stretch.number + 1) * size, limit))
-        for (folder, _), manifest in self._manifests.items():
+        for (folder, _), manifest in self.manifests.items():
             path = self._whole((folder, manifest.before))
             if path is None or self._folders[folder] != salt or manifest.position > limit:
                 continue
@@ -143,10 +145,10 @@ class Contents:
 
     def check_nothing_loose(self) -> None:
         """Every object is named by a record, and every record opens."""
-        records = {(*place, STRETCH) for place in self._stretches} | {(*place, MANIFEST) for place in self._manifests}
+        records = {(*place, STRETCH) for place in self._stretches} | {(*place, MANIFEST) for place in self.manifests}
         named = {
             object_name(folder, record.digest, self._groups[r.group], r.check)
-            for (folder, _), record in [*self._stretches.items(), *self._manifests.items()]
+            for (folder, _), record in [*self._stretches.items(), *self.manifests.items()]
             for r in record.objects
         }
         for name in self._data:

@@ -52,6 +52,8 @@ class TierDevice:
         fail_move: How many moves of blocks fail from now on.
         fail_write: How many writes of objects fail from now on.
         fail_step: How many steps fail from now on.
+        ran: Told of every step.
+        hauled: Told how many blocks are copied.
     """
 
     def __init__(self, geometry: CacheGeometry, blocks: int, host_blocks: int, names: Names) -> None:
@@ -61,6 +63,8 @@ class TierDevice:
         self.requests: Callable[[], Mapping[int, RunningRequest]] = dict
         self.inside = False
         self.fail_move = self.fail_write = self.fail_step = 0
+        self.hauled: Callable[[int], None] = lambda blocks: None
+        self.ran: Callable[[StepWork], None] = lambda work: None
         self._numbers = {name: i for i, name in enumerate(sorted(g.spec.name for g in geometry.groups))}
 
     @property
@@ -99,6 +103,7 @@ class TierDevice:
                         self.device.export(export, start, stop, path, work.tables, self.inside)
             wanted = start < stop and work.samples[i] is not None
             answers.append(RowAnswer((answer_of(known),) if wanted else (), stop - start))
+        self.ran(work)
         if fails:
             raise RuntimeError("the device says no")
         return answers
@@ -120,6 +125,7 @@ class TierDevice:
         part = slice(0, None, 2) if fails else slice(None)
         _copy(self.device, self.host, out[part])
         _copy(self.host, self.device, back[part])
+        self.hauled(len(out) + len(back))
         if fails:
             raise OSError("the copy fails, on purpose")
 

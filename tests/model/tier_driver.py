@@ -7,11 +7,12 @@ whatever a step reads. Its stores fail on purpose (`FaultyStore`); what they rea
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,18 +24,19 @@ from tests.model.oracle import Names
 from tests.model.tier_contents import Contents
 from tests.model.tier_device import SALTS, TierDevice
 from tests.model.tier_worlds import LONGEST, ServerPlan, TierWorld
+from tests.model.turns import Turns
 from tests.model.worlds import Plan
 from tests.tiers.world import until
 
 from headway.cache import CacheConfig, Hit, PrefixCache, Prompt, Reason, TableKind
-from headway.engine import EngineConfig, RunningRequest
+from headway.engine import EngineConfig, RunningRequest, StepWork
 from headway.engine.fetched import Fetched
 from headway.engine.scheduling.lower import HOST, Begun
 from headway.tiers import IncompleteError, ObjectTiers, TierConfig
 from headway.tiers.disk import DiskStore
 from headway.tiers.faults import KINDS, Fault, FaultyStore
 from headway.tiers.memory import MemoryStore
-from headway.tiers.store import Store, StoreFullError
+from headway.tiers.store import Buffer, Listed, Store, StoreFullError
 
 __all__ = ["Server", "TierDriver"]
 
@@ -58,6 +60,10 @@ class Server(Bench):
         pinned: A request had a pin.
         step_failures: Steps were made to fail.
         spoiled: Whether what its stores hold was damaged, by whomever.
+        turns: Its threads.
+        happened: What happened, by name.
+        foreign: All servers before it had another layout.
+        forgot: It was told to forget something.
     """
 
     plan: ServerPlan = None  # type: ignore[assignment]
@@ -68,10 +74,17 @@ class Server(Bench):
     pinned: bool = False
     step_failures: bool = False
     spoiled: Callable[[], bool] = bool
+    turns: Turns = None  # type: ignore[assignment]
+    happened: Counter[str] = field(default_factory=Counter)
+    foreign: bool = False
+    forgot: bool = False
 
     def __post_init__(self) -> None:
         self.placement = self.cache_is.placement
+        self.clock = lambda: self.turns.now
         super().__post_init__()
+        self.device.ran = self._ran
+        self.device.hauled = lambda blocks: self.turns.pause(self.plan.haul * blocks)
         self.device.inside = self.cache_is.exports_inside
         self.device.requests = lambda: {r.lease.row: r for r in self.scheduler.running if r.lease is not None}
         self._begin, self.lower.begin = self.lower.begin, self._judged  # type: ignore[method-assign]
@@ -99,16 +112,30 @@ class Server(Bench):
 
     @property
     def well(self) -> bool:
-        """Whether nothing has gone wrong below it, and nobody else was there."""
-        harmless = set(self.struck) <= _HARMLESS and not self.spoiled()
+        """Whether nothing has gone wrong below it, nobody else was there, and computing does not seem better."""
+        harmless = not self.plan.pace and set(self.struck) <= _HARMLESS and not self.spoiled()
         return self.alone and harmless and self.staging > LONGEST * 1000
+
+    def _ran(self, work: StepWork) -> None:
+        """A step takes its time, and others go on meanwhile."""
+        seconds = self.plan.pace * work.step.counts.sum()
+        self.turns.pause(seconds)
+        if seconds:
+            self.lower.measure(work.step, seconds)
 
     # ---- what is judged when a request begins
 
     def _judged(self, prompt: Prompt, hit: Hit, least: int, fetched: Fetched | None = None) -> Begun:
         before = dict(self.lower.failures)
+        position = max(self.lower.known(prompt, hit), fetched.position if fetched is not None else 0)
+        room = position > hit.tokens and self.lower.has_room(prompt, hit, fetched)
         begun = self._begin(prompt, hit, least, fetched)
         story, lease = begun.lease.explanation, begun.lease
+        self.happened.update(str(reason) for reason in story.reasons)
+        if begun.tier:
+            self.happened[f"read back from {begun.tier}"] += 1
+            if begun.tier != HOST and self.foreign and not any(t.stores for t in self.objects.stats().tiers):
+                self.happened["read back what another layout wrote"] += 1
         reused = story.hit_tokens + story.loaded_tokens
         assert (reused, story.prompt_tokens) == (lease.computed, len(prompt.tokens)), story
         assert begun.tokens == story.loaded_tokens, story
@@ -118,13 +145,18 @@ class Server(Bench):
         assert lines[0][0] == reused, story
         assert lines[-1][1] == len(prompt.tokens), story
         assert all(start < stop for start, stop in lines), story
+        if begun.tier and not prompt.no_store:
+            assert self.cache.lookup(prompt).tokens >= lease.computed, "what was read back cannot be hit"
         told = [loss for loss in story.losses if loss.reason in _TIER_REASONS]
         copy_failed = [tier for tier, n in self.lower.failures.items() if n != before.get(tier, 0)]
         if copy_failed:
+            self.happened["a copy failed"] += 1
             assert [loss.reason for loss in told] == [Reason.TIER_FAILED], story
             assert f"in tier {copy_failed[0]}: the copy failed" in str(told[0].detail), story
             return begun
         valid = fetched is not None and fetched.era == self.lower._reader.era
+        assert valid or begun.tier in ("", HOST), f"what was fetched before something was forgotten is used: {story}"
+        assert not room or Reason.NO_ROOM not in story.reasons, story
         losses = fetched.losses if fetched is not None and valid else ()
         for loss in told:
             assert loss.detail in losses, f"no tier failed: {story}"
@@ -178,6 +210,11 @@ class Server(Bench):
 
     def check(self) -> None:
         assert not self.device.wrong, self.device.wrong[0]
+        assert not self.turns.errors, self.turns.errors[0]
+        if not self.plan.check:
+            self.cache.check()
+            if self.lower.host is not None:
+                self.lower.host.host.check()
 
     def check_settled(self) -> None:
         """After `settle`: nothing leaks, and all that is kept is right."""
@@ -204,7 +241,10 @@ class Server(Bench):
                 assert tier.catalogue.used <= tier.config.capacity
         failures = {reason for tier in self.objects.stats().tiers for reason in tier.failures}
         if self.well and all(tier.config.capacity is None for tier in self.objects._tiers):
-            assert failures <= {"full", "write full", "write forgotten"}, failures
+            may = {"full", "write full", "write forgotten"}
+            may |= {"write incomplete"} if "full" in failures else set()  # what was to be written behind it
+            may |= {"missing"} if self.forgot else set()  # while it was being read
+            assert failures <= may, failures
 
     def _check_kept(self, cache: PrefixCache, memory: Any) -> None:
         for spill in cache.kept():
@@ -221,6 +261,50 @@ class Server(Bench):
                     memory.check_read(table, row, path, held.tokens, what)
 
 
+class _Folder(DiskStore):
+    """A folder on a disk that has so much room, which lists its files in the same order in every run."""
+
+    def __init__(self, folder: str, room: int | None) -> None:
+        super().__init__(folder)
+        self._room, self._sizes, self.refused = room, dict[str, int](), 0
+
+    def _write(self, folder: str, place: str, data: Buffer) -> None:
+        if self._room is not None and sum(self._sizes.values()) + len(data) > self._room:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "no space left, on purpose")
+        super()._write(folder, place, data)
+        self._sizes[place] = len(data)
+
+    def remove(self, names: Sequence[str]) -> None:
+        super().remove(names)
+        for name in names:
+            self._sizes.pop(self._place(name), None)
+
+    def names(self, prefix: str) -> Iterator[Listed]:
+        return iter(sorted(super().names(prefix)))
+
+
+class _Base:
+    """What stores of servers stand on.
+
+    Attributes:
+        changes: How often it was changed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.changes = 0
+        self.read, self.read_small, self.names, self.close = store.read, store.read_small, store.names, store.close
+        self._store = store
+
+    def write(self, name: str, data: Buffer) -> None:
+        self.changes += 1
+        self._store.write(name, data)
+
+    def remove(self, names: Sequence[str]) -> None:
+        self.changes += 1
+        self._store.remove(names)
+
+
 class TierDriver:
     """Servers, stores, and what was ever computed.
 
@@ -230,10 +314,16 @@ class TierDriver:
         faulty: The stores of all servers there ever were.
         tampered: Something was broken in stores from outside.
         allowed: Names of prefixes that may lie in a store.
+        happened: What happened, by name.
+        ever: All servers that there were.
     """
 
-    def __init__(self, world: TierWorld) -> None:
-        self.world, self.names = world, Names()
+    def __init__(self, world: TierWorld, turns: Turns) -> None:
+        self.world, self.turns, self.names = world, turns, Names()
+        self.happened: Counter[str] = Counter()
+        self.ever: list[Server] = []
+        self._seen: dict[tuple[str, int, int], Contents] = {}
+        self._forgotten = 0
         self.servers: list[Server] = []
         self.past: list[tuple[str, list[int]]] = []
         self.faulty: list[FaultyStore] = []
@@ -242,14 +332,12 @@ class TierDriver:
         self._folder = tempfile.mkdtemp() if world.files else None
         if self._folder is not None:  # an example that is given up halfway ends without a word
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        bases: list[Store] = [
-            DiskStore(self._folder) if self._folder and not i else MemoryStore(world.store_bytes)
-            for i in range(world.disk + world.store)
-        ]
+        bases = [_Base(MemoryStore(world.store_bytes)) for _ in range(world.disk + world.store)]
+        if self._folder is not None:
+            self._disk = _Folder(self._folder, world.store_bytes)
+            bases[0] = _Base(self._disk)
         labels = [*(["disk"] if world.disk else []), *(["store"] if world.store else [])]
         self.bases = dict(zip(labels, bases, strict=True))
-        self.searched = 0
-        self.found = 0
 
     # ---- servers
 
@@ -281,12 +369,19 @@ class TierDriver:
             cache_is=config,
             names=self.names,
             spoiled=self.spoiled,
+            turns=self.turns,
+            happened=self.happened,
+            foreign=bool(self.ever) and all(one.plan.shape != plan.shape for one in self.ever),
         )
+        self.happened["a restart"] += bool(self.ever)
+        self.happened["another layout"] += bool(self.ever) and self.ever[-1].plan.shape != plan.shape
+        self.ever.append(server)
         self.faulty += server.faulty
         if not plan.stalls:
             assert server.objects.flush(SECONDS)  # what is beyond its budget has gone
         self.servers.append(server)
         if len(self.servers) > 1:
+            self.happened["two servers at once"] += 1
             for each in self.servers:
                 each.alone = False
         return server
@@ -302,12 +397,15 @@ class TierDriver:
 
     def kill(self, server: Server, writes: int) -> None:
         """A server dies wherever it is, after so many more writes of its stores."""
+        before = server.struck["fail"]
         for store in server.faulty:
             rest = [Fault("fail", operation) for operation in KINDS if operation != "write"]
             store.rules = [Fault("fail", "write", skip=writes), *rest]
             store.released.set()
         server.lower.work()
         server.objects.flush(SECONDS)
+        self.happened["a kill"] += 1
+        self.happened["a kill in the middle of writes"] += server.struck["fail"] > before
         for store in server.faulty:
             store.rules = [Fault("fail", operation) for operation in KINDS]
         server.objects.close(0.0)
@@ -341,10 +439,17 @@ class TierDriver:
             self._allow(salt, tokens)
         return request
 
-    def come_back(self, server: Server, which: int, more: int, answer: int) -> None:
-        """Go on from what was said, or say it again where that is long already."""
+    def come_back(
+        self, server: Server, which: int, more: int, answer: int, less: int = 0, cut: int = 1000, other: bool = False
+    ) -> None:
+        """Go on from what was said, or from a few tokens before its end, or say it again where that is long already.
+
+        `other`: somebody else says it, who shares nothing.
+        """
         if self.past:
             salt, tokens = self.past[-1 - which % len(self.past)]
+            salt = SALTS[1 - SALTS.index(salt)] if other else salt
+            tokens = tokens[: max(1, len(tokens) * cut // 1000 - less)]
             tokens = [*tokens, *range(700, 700 + more)] if len(tokens) + more <= LONGEST else tokens[:LONGEST]
             self._allow(salt, tokens)
             server.submit(tokens, answer, salt=salt)
@@ -375,13 +480,17 @@ class TierDriver:
 
     def look(self) -> list[Contents]:
         """What the stores really hold, every tag of it judged."""
-        return [self._contents(base) for base in self.bases.values()]
+        return [self._contents(label) for label in self.bases]
 
-    def _contents(self, base: Store) -> Contents:
+    def _contents(self, label: str) -> Contents:
         server = self.servers[-1]
-        contents = Contents(base, server.objects.layout, KEY, self._namespaces(server))
-        contents.judge(self.names, self.allowed)
-        return contents
+        key = label, self.bases[label].changes, self._forgotten
+        if key not in self._seen:
+            self._seen = {seen: contents for seen, contents in self._seen.items() if seen[0] != label}
+            contents = Contents(self.bases[label], server.objects.layout, KEY, self._namespaces(server))
+            contents.judge(self.names, self.allowed)
+            self._seen[key] = contents
+        return self._seen[key]
 
     def _namespaces(self, server: Server) -> list[tuple[str, str, str]]:
         digests = [server.cache.namespace_digest(server.cache.namespace(salt=salt)) for salt in SALTS]
@@ -407,10 +516,9 @@ class TierDriver:
         story = request.explanation
         if story is None:
             return
-        said = story.reasons & {*_TIER_REASONS, Reason.NO_ROOM}
-        self.searched += 1
-        self.found += least > 0
-        if well and not failed and not said:
+        said = story.reasons & {*_TIER_REASONS, Reason.NO_ROOM, Reason.COMPUTED_ANEW}
+        self.happened["something is there to be found"] += least > 0
+        if well and not failed and not said and not server.plan.pace:
             assert request.cached_tokens >= least, f"a store has {least} tokens of it: {story}"
 
     # ---- operations
@@ -419,9 +527,15 @@ class TierDriver:
         """Forget a path, a namespace or everything, on a server and below it."""
         if not self.past:
             return
+        self.happened[f"forgotten: {how}"] += 1
+        for each in self.servers:
+            each.forgot = True
         salt, tokens = self.past[-1 - which % len(self.past)]
         namespace = server.cache.namespace(salt=salt)
         prompt = Prompt(np.array(tokens[: max(1, len(tokens) * cut // 1000)], dtype=np.int32), namespace=namespace)
+        calm = not any(each.requests or set(each.struck) - _HARMLESS for each in self.servers)
+        for each in self.servers if calm else ():
+            each.settle()
         for store in server.faulty:
             store.released.set()
         if how == "reset":
@@ -436,14 +550,25 @@ class TierDriver:
             doomed = set(self.names.below(self.names.path(SALTS.index(salt), prompt.tokens.tolist())[-1]))
         for store in server.faulty:
             store.released.clear()
-        if complete and len(self.servers) == 1 and not server.requests and not set(server.struck) - _HARMLESS:
-            self.allowed -= doomed
+        if complete and calm:
+            kept, self.allowed = self.allowed, self.allowed - doomed
+            self._forgotten += 1
+            self.look()  # whoever wrote it
+            request = server.submit(tokens, 1, salt=salt, no_store=True)
+            server.settle()
+            if request.explanation is not None:
+                least = 1 if how == "reset" else len(prompt.tokens)
+                assert request.cached_tokens < least, f"it was forgotten: {request.explanation}"
+            self.look()
+            if len(self.servers) > 1:  # others have it still, and may write it again
+                self.allowed = kept
         self.after(server)
 
     @staticmethod
     def _complete(future: Future[None]) -> bool:
+        until(future.done, SECONDS)
         try:
-            future.result(SECONDS)
+            future.result()
         except IncompleteError:
             return False
         return True
@@ -456,6 +581,7 @@ class TierDriver:
                 continue
             name = names[which % len(names)]
             self.tampered = True
+            self.happened[f"somebody breaks an object: {how}"] += 1
             for server in self.servers:
                 server.alone = False
             [data] = base.read_small([name])
@@ -467,6 +593,18 @@ class TierDriver:
                     base.write(name, broken)
 
     # ---- the end
+
+    def tell(self) -> Counter[str]:
+        """What happened, in any of the servers there were."""
+        for server in self.ever:
+            self.happened.update({f"fault: {kind}": n for kind, n in server.struck.items() if kind != "none"})
+            for tier in server.objects.stats().tiers:
+                self.happened.update({f"in a tier: {reason}": n for reason, n in tier.failures.items()})
+                self.happened["a tier is switched off"] += tier.openings
+                self.happened["a tier evicts"] += tier.evictions
+        if self._folder is not None:
+            self.happened["no space left on a disk"] += self._disk.refused
+        return +self.happened
 
     def close(self) -> None:
         """End everything, and look whether something is left that nobody knows of."""
@@ -488,3 +626,6 @@ class TierDriver:
             left = [str(place) for place in Path(self._folder).rglob(".tmp-*")]
             assert not left, f"temporary files are left: {left}"
             shutil.rmtree(self._folder)
+        self.turns.pause(2 * SECONDS)
+        left = [thread.name for thread in self.turns.alive]
+        assert not left, f"threads are left: {left}"

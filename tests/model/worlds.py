@@ -184,25 +184,36 @@ class Plan:
 _SHARES = st.sampled_from([1000, 1000, 500, 250, 750, 900, 333])
 
 
+_RARE = st.integers(0, 19)
+_BASES = st.sampled_from([0, 1, 2, 3, 4, 5, -1])
+_STREAMS = st.integers(0, 2)
+_LENGTHS = st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21])
+_PICTURES = st.sampled_from(["x", "y"])
+_EITHER = st.booleans()
+_PIN_TIMES = st.sampled_from([None, PIN_SECONDS / 4, 2.9 * PIN_SECONDS])
+_OF_FOUR = st.integers(0, 3)
+_FLAVOURS = st.integers(0, 1)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """A prompt to be."""
-    rare = draw(st.integers(0, 19))
+    rare = draw(_RARE)
     return Plan(
-        base=draw(st.sampled_from([0, 1, 2, 3, 4, 5, -1])),
+        base=draw(_BASES),
         cut=draw(_SHARES),
-        stream=draw(st.integers(0, 2)),
-        length=draw(st.sampled_from([0, 1, 2, 3, 5, 8, 13, 21])),
-        image=draw(st.sampled_from(["x", "y"])) if rare in (0, 1) else "",
+        stream=draw(_STREAMS),
+        length=draw(_LENGTHS),
+        image=draw(_PICTURES) if rare in (0, 1) else "",
         salt="t" if rare in (2, 3, 15) else "",
-        begin=draw(st.booleans()),
+        begin=draw(_EITHER),
         marks=(draw(_SHARES),) if rare in (4, 5, 6, 7, 8) else (),
         edges=(333, 900) if rare in (9, 10) else (),
         pin=draw(_SHARES) if rare in (7, 8, 11, 12) else 0,
-        pin_seconds=draw(st.sampled_from([None, PIN_SECONDS / 4, 2.9 * PIN_SECONDS])),
+        pin_seconds=draw(_PIN_TIMES),
         no_store=rare in (13, 14),
-        own_blocks=draw(st.integers(0, 3)) == 0,
-        flavour=draw(st.integers(0, 1)),
+        own_blocks=draw(_OF_FOUR) == 0,
+        flavour=draw(_FLAVOURS),
     )
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import threading
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,13 +20,14 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.test_command import served
+from tests.server.preforked import Nursery, ranks_of
 
 from headway.tiers.disk import DiskStore
 
 KILLS = int(os.environ.get("HEADWAY_KILLS", "20"))
 SEED = int(os.environ.get("HEADWAY_SEED", random.SystemRandom().randrange(2**32)))
-SHM = Path("/dev/shm")
+LIVES = 6
+"""Kills of one server on ranks: of a rank each time but the last."""
 STORY = "There was a librarian who kept one shelf for every reader, and each reader had a question. "
 
 
@@ -78,10 +81,41 @@ def traffic(url: str, seed: int) -> Iterator[None]:
             over.set()
 
 
-def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """Any thread of the server may have started them."""
-    threads = Path(f"/proc/{process.pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+@contextmanager
+def served(nursery: Nursery, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server that listens: its process and its address."""
+    process, printed = nursery.serve(["--port", "0", "--memory", "8MiB", *arguments])
+    lines, listens = deque[str](maxlen=200), threading.Event()
+
+    def follow() -> None:
+        with os.fdopen(printed, encoding="utf-8", errors="replace") as text:
+            for line in text:
+                lines.append(line)
+                if "Application startup complete" in line:
+                    listens.set()
+        listens.set()
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    try:
+        assert listens.wait(300)
+        found = re.search(r"http://127\.0\.0\.1:\d+", "".join(lines))
+        assert found, "".join(lines)
+        yield process, found[0]
+    except BaseException as error:
+        error.add_note("".join(lines))
+        raise
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()  # nothing of it is left that could print
+
+
+def nothing_is_held(url: str) -> None:
+    """When no request runs, no block is."""
+    metrics = httpx.get(f"{url}/metrics", timeout=60).text
+    [leased] = re.findall(r'headway_blocks\{[^}]*state="leased"[^}]*\} (\S+)', metrics)
+    assert float(leased) == 0, "a block is leased and no request runs"
 
 
 @pytest.mark.slow
@@ -93,26 +127,33 @@ def test_what_is_killed_leaves_no_wrong_token_and_nothing_behind(
 ) -> None:
     """A server is killed whole; of one on two ranks several times one of them, then all."""
     print(f"seed {SEED}")
-    rnd, before = random.Random(SEED), set(os.listdir(SHM))
-    with served(str(tiny_model), *ranks) as (_, url, _):
+    rnd, scratch = random.Random(SEED), tmp_path / "tmp"
+    scratch.mkdir()
+    nursery = Nursery({**os.environ, "TMPDIR": str(scratch)})
+    before = set(nursery.shared_memory.iterdir())
+    with served(nursery, str(tiny_model), *ranks) as (_, url):
         right = {prompt: said(ask(url, prompt)) for number in range(4) for prompt in prompts(number)}
     below = ("--disk", f"{tmp_path / 'disk'}:2MiB", "--host-memory", "4MiB", *ranks)
-    kills = hits = 0
-    while kills < KILLS:
-        with served(str(tiny_model), *below) as (process, url, _):
-            for life in range(4 if ranks else 1):
-                for prompt in rnd.sample(sorted(right), 8):
+    kills, hits = Counter[str](), 0
+    while kills.total() < KILLS:
+        with served(nursery, str(tiny_model), *below) as (process, url):
+            for life in range(LIVES if ranks else 1):
+                for prompt in rnd.sample(sorted(right), 4):
                     answer = ask(url, prompt)
-                    assert said(answer) == right[prompt], f"after {kills} kills, {cached(answer)} tokens were cached"
+                    assert said(answer) == right[prompt], f"after {kills}, {cached(answer)} tokens were cached"
                     hits += cached(answer) > 0 and not life
+                nothing_is_held(url)
                 with traffic(url, rnd.randrange(1 << 30)):
-                    threading.Event().wait(rnd.random() * 1.5)  # at any moment
-                    victim = rnd.choice(ranks_of(process)) if ranks and life < 3 else process.pid
+                    threading.Event().wait(rnd.random())  # at any moment
+                    victim = rnd.choice(ranks_of(process)) if ranks and life < LIVES - 1 else process.pid
                     os.kill(victim, signal.SIGKILL)
-                    kills += 1
+                    kills["server" if victim == process.pid else "rank"] += 1
                     if victim == process.pid:
                         process.wait()
-        assert set(os.listdir(SHM)) <= before, "shared memory is left behind"
+        assert set(nursery.shared_memory.iterdir()) <= before, "shared memory is left behind"
+        assert not list(scratch.iterdir()), "files are left behind"
+    nursery.close()
+    print(f"killed: {dict(kills)}; {hits} first requests found something on the disk")
     assert hits, "the disk was of no use"
     store = DiskStore(tmp_path / "disk")
     listed = list(store.names(""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,8 @@ from headway.cache.lease.table import LeaseTable
 from headway.cache.shape.geometry import CacheGeometry, Ids, Longs, TableKind
 
 __all__ = ["check"]
+
+_NOTHING = np.empty(0, dtype=np.int32)
 
 
 def check(index: PrefixIndex, leases: LeaseTable) -> None:
@@ -24,9 +27,10 @@ def check(index: PrefixIndex, leases: LeaseTable) -> None:
     for edge in edges:
         _check_edge(edge, index)
         _check_records(edge, index)
-    _check_counts(index, leases, edges)
-    _check_writers(index, leases, edges)
-    _check_anchors(index, leases, edges)
+    rows = leases.active_rows()
+    _check_counts(index, leases, edges, rows)
+    _check_writers(index, leases, edges, rows)
+    _check_anchors(index, leases, edges, rows)
     tree = index.tree
     assert tree.tokens == sum(edge.end - edge.start for edge in edges), "wrong count of known tokens"
     assert tree.edge_count == len(edges), "wrong count of edges"
@@ -96,31 +100,40 @@ class _Counts:
 
     def __init__(self, blocks: int) -> None:
         """Nobody yet."""
-        self.holders, self.users, self.pins = (np.zeros(blocks, dtype=np.int64) for _ in range(3))
+        self._blocks = blocks
+        self.holders, self.users, self.pins = list[Ids](), list[Ids](), list[Ids]()
         self._states: list[Ids] = []
 
-    def add(self, ids: Ids, whole: bool, *counts: Longs) -> None:
+    def add(self, ids: Ids, whole: bool, *counts: list[Ids]) -> None:
         """Count `ids` in each of `counts`; the first block of a state for all of it."""
         if whole:
             self._states.append(ids)
         for one in counts:
-            np.add.at(one, ids[:1] if whole else ids, 1)
+            one.append(ids[:1] if whole else ids)
 
-    def settle(self) -> int:
-        """Count the other blocks of every state as the pool does. Returns how many blocks have a user."""
-        needed = self.users > 0
-        for ids in self._states:
-            needed[ids] = needed[ids[0]]
-            self.holders[ids[1:]] = self.users[ids[1:]] = 1
-        return int(needed.sum())
+    def settle(self) -> tuple[int, Longs, Longs, Longs]:
+        """Count the other blocks of every state as the pool does: blocks with a user, and holders, users and pins."""
+        holders, users, pins = (
+            np.bincount(np.concatenate([_NOTHING, *each]), minlength=self._blocks)
+            for each in (self.holders, self.users, self.pins)
+        )
+        needed = users > 0
+        if self._states:
+            ids = np.concatenate(self._states)
+            firsts = np.repeat([state[0] for state in self._states], [len(state) for state in self._states])
+            needed[ids] = needed[firsts]
+            others = ids[ids != firsts]
+            holders[others] = users[others] = 1
+        return int(needed.sum()), holders, users, pins
 
 
-def _check_counts(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
+def _check_counts(index: PrefixIndex, leases: LeaseTable, edges: list[Edge], rows: list[int]) -> None:
     pool = index.pool
     counts = _Counts(pool.blocks)
+    runs = array("i")
     for edge in edges:
         for run in edge.runs:
-            counts.add(np.array(run, dtype=np.int32), False, counts.holders)
+            runs.extend(run)
         for checkpoint in edge.checkpoints:
             for section in checkpoint.sections:
                 counts.add(section.ids, section.whole, counts.holders)
@@ -128,36 +141,39 @@ def _check_counts(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> 
             for part in index.reclaim.pins.parts_under(edge, pin.position):
                 counts.add(part.ids, False, counts.pins)
                 counts.add(part.ids, part.whole, counts.users)
-    for row in leases.active_rows():
+    counts.holders.append(np.array(runs, dtype=np.int32))
+    for row in rows:
         _count_lease(leases, index.geometry, row, counts)
     for held in leases.lent:
         for part in held.parts:
             counts.add(part.ids, part.whole, counts.holders, counts.users)
     for state in [state for export in leases.held for state in (export.source, export.destination)]:
         counts.add(state, True, counts.holders, counts.users)
-    assert pool.used == counts.settle(), "wrong count of used blocks"
+    used, holders, users, pins = counts.settle()
+    assert pool.used == used, "wrong count of used blocks"
     for name, counted, kept in (
-        ("holders", counts.holders, pool.references),
-        ("users", counts.users, pool.users),
-        ("pins", counts.pins, pool.pins),
+        ("holders", holders, pool.references),
+        ("users", users, pool.users),
+        ("pins", pins, pool.pins),
     ):
-        wrong = np.flatnonzero(counted != kept)
-        assert len(wrong) == 0, f"block {wrong[0]} has {counted[wrong[0]]} {name}, counted as {kept[wrong[0]]}"
-    assert pool.pinned == np.count_nonzero(counts.pins), "wrong count of pinned blocks"
+        if not np.array_equal(counted, kept):
+            wrong = np.flatnonzero(counted != kept)[0]
+            raise AssertionError(f"block {wrong} has {counted[wrong]} {name}, counted as {kept[wrong]}")
+    assert pool.pinned == np.count_nonzero(pins), "wrong count of pinned blocks"
     free = pool.free_ids()
     assert _distinct(free, pool.blocks), "a block is free twice"
-    assert (pool.references[free] == 0).all(), "a free block has a holder"
-    assert len(free) + int((pool.references > 0).sum()) == pool.blocks, "free and held blocks are not all blocks"
+    assert not pool.references[free].any(), "a free block has a holder"
+    assert len(free) + np.count_nonzero(pool.references > 0) == pool.blocks, "free and held blocks are not all blocks"
 
 
 def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, counts: _Counts) -> None:
     record, held = leases.record(row), (counts.holders, counts.users)
     for table in geometry.tables:
         state = table.kind is TableKind.STATE
-        first = 0 if state else int(leases.owned[table.index, row])
-        ids = leases.blocks[table.index][row, : int(leases.filled[table.index, row])]
+        first = 0 if state else leases.owned.item(table.index, row)
+        ids = leases.blocks[table.index][row, : leases.filled.item(table.index, row)]
         used = ids if table.kind is TableKind.PREFIX else ids[first:]
-        assert (used >= 0).all(), "a lease's block table has a hole"
+        assert used.min(initial=0) >= 0, "a lease's block table has a hole"
         counts.add(ids[first:], state and len(ids) > 0, counts.holders)
         counts.add(used, state and len(ids) > 0, counts.users)
     for table, source in record.sources:
@@ -170,28 +186,28 @@ def _count_lease(leases: LeaseTable, geometry: CacheGeometry, row: int, counts: 
 
 def _distinct(ids: Ids | Longs, blocks: int) -> bool:
     """Whether no id occurs twice."""
-    seen = np.zeros(blocks, dtype=np.bool_)
-    seen[ids] = True
-    return bool(seen.sum() == len(ids))
+    return bool(np.bincount(ids, minlength=blocks).max(initial=0) <= 1)
 
 
-def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
+def _check_writers(index: PrefixIndex, leases: LeaseTable, edges: list[Edge], rows: list[int]) -> None:
     """What a lease may write is in no other lease's table, and in the tree only up to what is computed."""
-    for table in index.geometry.tables:
+    for table in index.geometry.tables if rows else ():
         written: list[Ids] = []
-        for row in leases.active_rows():
-            first = int(leases.computed[row]) // table.span if table.span else 0
+        for row in rows:
+            first = leases.computed.item(row) // table.span if table.span else 0
             if table.kind in (TableKind.WINDOW, TableKind.CHUNK):  # where a lease reads back, it begins further on
-                first = max(first, int(leases.owned[table.index, row]))
-            written.append(leases.blocks[table.index][row, first : int(leases.filled[table.index, row])])
-        ids = np.concatenate(written) if written else np.empty(0, dtype=np.int32)
+                first = max(first, leases.owned.item(table.index, row))
+            written.append(leases.blocks[table.index][row, first : leases.filled.item(table.index, row)])
+        ids = np.concatenate(written)
         assert _distinct(ids, index.pool.blocks), "two leases may write one block"
-        states = [c.sections[-1].ids for e in edges for c in e.checkpoints] if table.kind is TableKind.STATE else []
-        assert not states or not np.isin(ids, np.concatenate(states)).any(), "a running state is a checkpoint"
+        if table.kind is TableKind.STATE:
+            kept = np.zeros(index.pool.blocks, dtype=np.bool_)
+            kept[np.concatenate([_NOTHING, *(c.sections[-1].ids for e in edges for c in e.checkpoints)])] = True
+            assert not kept[ids].any(), "a running state is a checkpoint"
 
 
-def _check_anchors(index: PrefixIndex, leases: LeaseTable, edges: list[Edge]) -> None:
-    records = [leases.record(row) for row in leases.active_rows()]
+def _check_anchors(index: PrefixIndex, leases: LeaseTable, edges: list[Edge], rows: list[int]) -> None:
+    records = [leases.record(row) for row in rows]
     anchors = [record.anchor for record in records if record.anchor is not None]
     assert all(root.children or root.anchors for root in index.tree.roots.values()), "an empty namespace"
     for edge in (*edges, *index.tree.roots.values()):

@@ -223,7 +223,8 @@ class LeaseTable:
 
     def active_rows(self) -> list[int]:
         """Rows of all leases that have not ended."""
-        return [int(row) for row in np.flatnonzero(self.phase)]
+        rows: list[int] = np.flatnonzero(self.phase).tolist()
+        return rows
 
     def rows_of(self, namespace: int) -> list[int]:
         """Rows of the leases in a namespace that have not ended."""
