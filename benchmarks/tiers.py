@@ -17,9 +17,11 @@ import argparse
 import os
 import statistics
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +33,12 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
 from headway.engine import Engine, EngineConfig, GenerationRequest, RequestResult
 from headway.engine.build import engine_of
+from headway.engine.scheduling.lower import LowerTiers
+from headway.engine.scheduling.object_writer import ObjectWriter
 from headway.engine.tier_options import TierOptions
 from headway.runtime.loading import LoadedModel, load_model, load_tokenizer
 from headway.runtime.model.inspection import inspect_model
+from headway.tiers import HostTier
 
 LENGTHS, ROUNDS = (32, 128, 512, 1024, 2048), 10
 OVERHEAD_TOKENS, OVERHEAD_PROMPTS = 512, 8
@@ -153,10 +158,59 @@ def read_back(loaded: LoadedModel, tiers: TierOptions, asked: Sequence[np.ndarra
         return [ask(made, one) for one in asked]
 
 
+@contextmanager
+def counted() -> Iterator[dict[int, float]]:
+    """Processor time of calls to tiers on engines' threads, in seconds by thread, while they run."""
+    spent: dict[int, float] = defaultdict(float)
+    inside: set[int] = set()
+    names = ("known", "fetch", "usable", "has_room", "begin", "work", "measure")
+    kept: list[tuple[type, str, Callable[..., object]]] = [
+        (LowerTiers, name, getattr(LowerTiers, name)) for name in names
+    ]
+    kept += [(ObjectWriter, "_stored", ObjectWriter._stored), (HostTier, "store", HostTier.store)]
+
+    def count(call: Callable[..., object]) -> Callable[..., object]:
+        def timed(*given: object, **named: object) -> object:
+            thread = threading.get_native_id()
+            if thread in inside:
+                return call(*given, **named)
+            inside.add(thread)
+            started = time.thread_time()
+            try:
+                return call(*given, **named)
+            finally:
+                spent[thread] += time.thread_time() - started
+                inside.discard(thread)
+
+        return timed
+
+    for cls, name, call in kept:
+        setattr(cls, name, count(call))
+    try:
+        yield spent
+    finally:
+        for cls, name, call in kept:
+            setattr(cls, name, call)
+
+
+def of_threads() -> float:
+    """Seconds of processor time of the threads of tiers until now (Linux)."""
+    found = 0.0
+    for thread in threading.enumerate():
+        if thread.name.startswith("headway-tiers"):
+            with suppress(OSError):
+                found += int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
 def overhead(loaded: LoadedModel) -> None:
-    """Processor time of distinct prompts with tiers and without, in alternating runs, and what writing alone takes."""
+    """Processor time of distinct prompts with tiers and without, in alternating runs, and what writing alone takes.
+
+    Twice: as the ratio of whole runs, and counted where it is spent, on threads of tiers and in calls to tiers. The
+    second misses what tiers take from the caches of the processor, and can be had on a busy machine.
+    """
     vocabulary = loaded.layout.vocab_size
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with counted() as spent, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         below = partial(TierOptions, host_memory=_ROOM)
         kinds = {
             "none": TierOptions(),
@@ -166,31 +220,37 @@ def overhead(loaded: LoadedModel) -> None:
             "host and disk, back": below(disk=f"{folder}/back:20GB", tier_write="back"),
         }
         engines = {kind: stack.enter_context(engine(loaded, _ROOM, tiers)) for kind, tiers in kinds.items()}
-        found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        found: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
         rng = np.random.default_rng(0)
         for turn in range(ROUNDS + 1):
-            taken = {kind: np.zeros(2) for kind in kinds}
+            taken = {kind: np.zeros(3) for kind in kinds}
             for _ in range(OVERHEAD_PROMPTS):  # in turn prompt by prompt: what else the machine does meets all alike
                 for kind in rng.permutation(list(kinds)).tolist():
                     asked = rng.integers(16, vocabulary, OVERHEAD_TOKENS).astype(np.int32)
-                    taken[kind] += run_of(engines[kind], asked)
+                    before = sum(spent.values()) + of_threads()
+                    taken[kind][:2] += run_of(engines[kind], asked)
+                    taken[kind][2] += sum(spent.values()) + of_threads() - before
             for kind in kinds if turn else ():  # the first round warms up
-                found[kind].append((float(taken[kind][0]), float(taken[kind][1])))
+                found[kind].append(taken[kind].tolist())
         files = [len(path.read_bytes()) for path in Path(folder, "through").rglob("*") if path.is_file()]
         floor = bare_writes(files, Path(folder)) / (ROUNDS + 1)
+    without = statistics.median(one[0] for one in found["none"])
     print(
         f"{loaded.name}: {OVERHEAD_PROMPTS} prompts of {OVERHEAD_TOKENS} tokens that find nothing, {ROUNDS} rounds; "
-        f"median processor time without tiers {1000 * statistics.median(cpu for cpu, _ in found['none']):.0f} ms"
+        f"median processor time without tiers {1000 * without:.0f} ms"
     )
     for kind in kinds:
         pairs = list(zip(found[kind], found["none"], strict=True))
         low, middle, high = statistics.quantiles([one[1] / none[1] for one, none in pairs], n=4)
-        ratio = statistics.median(one[0] / none[0] for one, none in pairs)
-        print(f"{kind:>25}: processor time {ratio:.3f} x, wall clock {middle:.3f} x ({low:.3f} to {high:.3f})")
-    without = statistics.median(cpu for cpu, _ in found["none"])
+        ratios = statistics.quantiles([one[0] / none[0] for one, none in pairs], n=4)
+        inside = statistics.median(one[2] for one in found[kind])
+        print(
+            f"{kind:>25}: counted {1 + inside / without:.4f} x, processor time {ratios[1]:.3f} x ({ratios[0]:.3f} to "
+            f"{ratios[2]:.3f}), wall clock {middle:.3f} x ({low:.3f} to {high:.3f})"
+        )
     print(
         f"a bare program that writes the files of 'host and disk' ({len(files) // (ROUNDS + 1)} in a run, "
-        f"{sum(files) / (ROUNDS + 1) / 1e6:.1f} MB): {1 + floor / without:.3f} x"
+        f"{sum(files) / (ROUNDS + 1) / 1e6:.1f} MB): {1 + floor / without:.4f} x"
     )
 
 
@@ -219,7 +279,7 @@ def bare_writes(sizes: Sequence[int], folder: Path) -> float:
 
 
 def copies(loaded: LoadedModel) -> None:
-    """Blocks per second between device and host, beside a plain copy of as many bytes."""
+    """Blocks between device and host, beside a plain copy of as many bytes: both in processor time, so use one thread."""
     with engine(loaded, 1 << 30, TierOptions(host_memory=1 << 30)) as made:
         executor, geometry = made._executor, made.cache.geometry
         blocks = min(made.cache.config.blocks, (1 << 30) // geometry.block_bytes) // 2
@@ -227,27 +287,32 @@ def copies(loaded: LoadedModel) -> None:
         rows = {
             "in order": np.arange(blocks, dtype=np.int32),
             "runs of 16": (16 * rng.permutation(blocks // 16)[:, None] + np.arange(16)).reshape(-1).astype(np.int32),
+            "downwards": np.arange(blocks - 1, -1, -1, dtype=np.int32),
             "at random": rng.permutation(blocks).astype(np.int32),
+            "at random, to random": rng.permutation(blocks)[: blocks // 2].astype(np.int32),
         }
+        anywhere = rng.permutation(blocks)[: blocks // 2].astype(np.int32)
         none = np.empty((0, 2), dtype=np.int32)
         size = blocks * geometry.block_bytes
         one, other = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
-        plain = fastest(lambda: other.copy_(one))
+        plain = seconds_of(lambda: other.copy_(one))
         print(f"{loaded.name}: {size >> 20} MiB in {blocks} blocks; a plain copy {size / plain / 1e9:.1f} GB/s")
         for name, ids in rows.items():
-            pairs = np.stack([ids, np.arange(len(ids), dtype=np.int32)], axis=1)
-            out = fastest(partial(executor.move_blocks, pairs, none))
-            back = fastest(partial(executor.move_blocks, none, np.ascontiguousarray(pairs[:, ::-1])))
-            print(f"{name:>12}: out {plain / out * len(ids) / blocks:.0%} of it, back {plain / back:.0%}")
+            others = anywhere if name.endswith("to random") else np.arange(len(ids), dtype=np.int32)
+            pairs = np.stack([ids, others], axis=1)
+            out = seconds_of(partial(executor.move_blocks, pairs, none))
+            back = seconds_of(partial(executor.move_blocks, none, np.ascontiguousarray(pairs[:, ::-1])))
+            share = plain * len(ids) / blocks
+            print(f"{name:>22}: out {share / out:.0%} of its speed, back {share / back:.0%}", flush=True)
 
 
-def fastest(call: Callable[[], object]) -> float:
-    """Median seconds of a call."""
+def seconds_of(call: Callable[[], object]) -> float:
+    """Median seconds of processor time of a call."""
     taken = []
     for _ in range(7):
-        started = time.perf_counter()
+        started = time.process_time()
         call()
-        taken.append(time.perf_counter() - started)
+        taken.append(time.process_time() - started)
     return statistics.median(taken)
 
 
