@@ -279,7 +279,7 @@ def bare_writes(sizes: Sequence[int], folder: Path) -> float:
 
 
 def copies(loaded: LoadedModel) -> None:
-    """Blocks between device and host, beside a plain copy of as many bytes: both in processor time, so use one thread."""
+    """Blocks between device and host beside a plain copy of as many bytes, in processor time: use one thread."""
     with engine(loaded, 1 << 30, TierOptions(host_memory=1 << 30)) as made:
         executor, geometry = made._executor, made.cache.geometry
         blocks = min(made.cache.config.blocks, (1 << 30) // geometry.block_bytes) // 2
@@ -293,6 +293,9 @@ def copies(loaded: LoadedModel) -> None:
         }
         anywhere = rng.permutation(blocks)[: blocks // 2].astype(np.int32)
         none = np.empty((0, 2), dtype=np.int32)
+        all_blocks = np.repeat(np.arange(blocks, dtype=np.int32)[:, None], 2, axis=1)
+        for moved in ((none, all_blocks), (all_blocks, none)):
+            executor.move_blocks(*moved)  # pages that nobody has written yet would be read from no memory at all
         size = blocks * geometry.block_bytes
         one, other = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
         plain = seconds_of(lambda: other.copy_(one))
