@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from typer import BadParameter
 
-from headway.bench import command, workloads
+from headway.bench import command, moves, workloads
 from headway.bench.measure import Case, Figure, Work, measure
+from headway.bench.moves import measure_moves
 from headway.bench.workloads import CONFIGURATIONS, FOUR_GROUPS, Configuration, all_cases
 from headway.cache import PrefixCache, Prompt
+from headway.errors import ConfigError
+from headway.replay.config.tiers import link_of
+from headway.tiers.faults import Fault, FaultyStore
+from headway.tiers.memory import MemoryStore
 
 
 class Clock:
@@ -143,3 +149,35 @@ def test_the_figures_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_name_that_no_case_has_is_refused() -> None:
     with pytest.raises(BadParameter, match="no case has 'nonsense'"):
         command.bench(only="nonsense")
+
+
+def test_moves_are_measured_and_told_as_options_of_replay(tmp_path: Path) -> None:
+    """What was written to be measured is removed; what is printed is read by replay."""
+    found = measure_moves(tmp_path, None, 1 << 23)
+    assert [figure.tier for figure in found] == ["host", "disk"]
+    assert list(tmp_path.iterdir()) == []
+    for figure in found:
+        name, _, rates = figure.option.partition(" ")
+        read = link_of(figure.tier, rates, 1, 1)
+        assert name == f"--{figure.tier}-link"
+        assert read.read == pytest.approx(figure.read, abs=1e7)
+        assert read.write == pytest.approx(figure.write, abs=1e7)
+
+
+def test_a_store_that_gives_back_something_else_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FaultyStore(MemoryStore(), [Fault("corrupt", "read", ".")])
+    monkeypatch.setattr(moves, "open_store", lambda url: (None, store))
+    with pytest.raises(ConfigError, match="not what was written"):
+        measure_moves(None, "valkey://there", 1 << 23)
+    assert list(store.names("")) == []
+
+
+@pytest.mark.parametrize("options", [{"disk": Path(".")}, {"store": "valkey://x"}, {"tiers": True, "only": "1K"}])
+def test_options_that_would_do_nothing_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(BadParameter):
+        command.bench(**options)  # type: ignore[arg-type]
+
+
+def test_the_command_prints_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command.bench(tiers=True, disk=tmp_path, quick=True, as_json=True)
+    assert [figure["tier"] for figure in json.loads(capsys.readouterr().out)] == ["host", "disk"]

@@ -418,6 +418,24 @@ def test_a_layout_that_is_not_certain_is_said_and_not_guessed() -> None:
     assert mine == [(rank * size, size) for rank in range(4)], "what each holds, one after another"
 
 
+@pytest.mark.parametrize("ids", [[9, 8, 7, 6], [3, 4, 5, 4 + 5, 8, 7], [7, 6, 7 + 1, 9, 3]], ids=str)
+def test_objects_in_blocks_that_descend_are_those_in_blocks_that_ascend(ids: list[int]) -> None:
+    """A pool that is new gives its blocks from the last one down."""
+    world = World.of(Case("Qwen3"))
+    mover = world.executor.movers[0]
+    first, stop = 5, 16 * len(ids) - 3
+    name = next(iter(mover.shares))
+    data = np.random.default_rng(0).integers(0, 256, mover.shares[name].group.bytes * (stop - first), dtype=np.uint8)
+    found = []
+    for blocks in (np.arange(len(ids)), np.array(ids)):
+        mover.arena.rows.zero_()
+        asked = BlockRange(name, first, stop, blocks.astype(np.int32))
+        mover.write(asked, data)
+        assert np.array_equal(mover.read(asked), data)
+        found.append(mover.arena.rows[blocks.tolist()].clone())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize(("host", "count"), list(product((False, True), (1, 200))))
 def test_blocks_of_any_order_are_moved(host: bool, count: int) -> None:
     """Runs and single blocks take other ways."""
@@ -426,9 +444,10 @@ def test_blocks_of_any_order_are_moved(host: bool, count: int) -> None:
     assert mover.host is not None
     count = min(count, HOST_BLOCKS)
     rng = np.random.default_rng(count)
-    for order in (np.arange(count), rng.permutation(count)):
-        device = (order + 5).astype(np.int32)
-        there = np.arange(count, dtype=np.int32)
+    some = np.arange(0, HOST_BLOCKS, 9)[:count]  # so far apart that they are sorted
+    orders = [(order, np.arange(count)) for order in (np.arange(count), np.arange(count)[::-1], rng.permutation(count))]
+    for order, others in [*orders, (rng.permutation(some), rng.permutation(some))]:
+        device, there = (order + 5).astype(np.int32), others.astype(np.int32)
         for data in (mover.arena.rows, mover.host.rows):
             data.copy_(torch.from_numpy(rng.integers(0, 256, data.shape, dtype=np.uint8)))
         nothing = np.empty((0, 2), dtype=np.int32)

@@ -21,6 +21,8 @@ def test_a_gpu_has_its_link_and_ranks_share_a_drive() -> None:
 def test_a_rate_is_that_of_one_rank() -> None:
     found = link_of("store", "2.5GB/s", 10**9, 8)
     assert (found.read, found.write, found.latency) == (2.5e9, 2.5e9, LINKS["100gbe"].latency)
+    found = link_of("disk", "2.5GB/s,500MB/s", 10**9, 8)
+    assert (found.read, found.write) == (2.5e9, 5e8)
 
 
 def test_what_is_no_link_is_refused() -> None:

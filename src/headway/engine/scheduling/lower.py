@@ -238,11 +238,11 @@ class LowerTiers:
 
     def measure(self, step: Step, seconds: float) -> None:
         """A step took so long: if it computed prompts, that is what computing takes."""
-        if step.counts.max(initial=0) >= _LEAST_CHUNK:
+        counts = step.counts.tolist()
+        if max(counts, default=0) >= _LEAST_CHUNK:
             cost = self.cache.config.cost
-            ends = (step.starts + step.counts).tolist()
-            total = sum(cost.between(start, end) for start, end in zip(step.starts.tolist(), ends, strict=True))
-            self.rates.computed(total, seconds)
+            each = zip(step.starts.tolist(), counts, strict=True)
+            self.rates.computed(sum(cost.between(start, start + count) for start, count in each), seconds)
 
     # ---- forgetting, and the end
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from headway.cache import CheckpointStored, Event, HeldBlocks, PrefixCache, Prompt, ResidentGrown, Spill
 from headway.engine.errors import RanksLostError
 from headway.engine.scheduling.object_moves import ObjectMoves
-from headway.tiers import Namespace, ObjectTiers, Rates
+from headway.tiers import Namespace, ObjectTiers, Rates, Span
 
 __all__ = ["ObjectWriter", "WriterCounters"]
 
@@ -146,7 +147,8 @@ class ObjectWriter:
 
     def _read(self, namespace: int, prefix: bytes, position: int) -> int:
         name = self.name(namespace)
-        if name is None or not self.objects.wants(name, prefix, position):
+        spans = [] if name is None else self.objects.wants(name, prefix, position)
+        if name is None or not spans:
             return 0
         tokens = np.frombuffer(prefix, dtype=np.int32)
         more = len(tokens) > position
@@ -157,7 +159,7 @@ class ObjectWriter:
                 continue
             held = cache.hold_hit(hit)
             try:
-                return self._write(namespace, prefix, held, host=number > 0)
+                return self._put(name, prefix, held, spans, host=number > 0)
             finally:
                 cache.release_hit(held)
         self.counters.gone += 1
@@ -166,8 +168,10 @@ class ObjectWriter:
     def _write(self, namespace: int, prefix: bytes, held: HeldBlocks, *, host: bool) -> int:
         name = self.name(namespace)
         spans = [] if name is None else self.objects.wants(name, prefix, held.tokens)
-        if name is None or not spans:
-            return 0
+        return 0 if name is None or not spans else self._put(name, prefix, held, spans, host=host)
+
+    def _put(self, name: Namespace, prefix: bytes, held: HeldBlocks, spans: Sequence[Span], *, host: bool) -> int:
+        """Read what tiers lack of a checkpoint, and have it written. Returns the bytes."""
         pieces = self.moves.read(spans, held, host=host)
         worth = self.caches[0].config.cost.between(0, held.tokens) * (self.rates.per_compute or 1.0)
         self.objects.put(name, prefix, held.tokens, held.kind, worth * (1 + held.past.uses), pieces)

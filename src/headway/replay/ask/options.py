@@ -282,7 +282,11 @@ class Hardware:
     store: Annotated[str | None, option(_LOWER, "A store behind the network, likewise: bytes for one rank.")] = None
     host_link: Annotated[
         str | None,
-        option(_LOWER, f"How fast it is: one of {', '.join(LINKS)}, or 20GB/s of one rank.", show_default="by --gpu"),
+        option(
+            _LOWER,
+            f"How fast it is: one of {', '.join(LINKS)}, or 20GB/s of one rank (READ/s,WRITE/s).",
+            show_default="by --gpu",
+        ),
     ] = None
     disk_link: Annotated[str | None, option(_LOWER, "The same of the disk.", show_default=TIERS["disk"])] = None
     store_link: Annotated[str | None, option(_LOWER, "The same of the store.", show_default=TIERS["store"])] = None

@@ -85,7 +85,7 @@ class Tier:
 
 
 def link_of(tier: str, choice: str, memory: int, ranks: int) -> Tier:
-    """The tier of that name behind a link: one of `LINKS`, or a rate of one rank such as `20GB/s`.
+    """The tier of that name behind a link: one of `LINKS`, or a rate of one rank, `20GB/s` or `READ/s,WRITE/s`.
 
     Args:
         tier: One of `TIERS`.
@@ -98,8 +98,9 @@ def link_of(tier: str, choice: str, memory: int, ranks: int) -> Tier:
     """
     text = choice.strip().lower()
     if text.endswith("/s"):
-        rate = float(parse_bytes(text.removesuffix("/s"), f"--{tier}-link"))
-        return Tier(tier, memory, rate, rate, LINKS[TIERS[tier]].latency, f"{choice.strip()}, as given")
+        read, _, write = (part.removesuffix("/s") for part in text.partition(","))
+        there, back = (float(parse_bytes(rate, f"--{tier}-link")) for rate in (read, write or read))
+        return Tier(tier, memory, there, back, LINKS[TIERS[tier]].latency, f"{choice.strip()}, as given")
     found = LINKS.get(text)
     if found is None:
         near = get_close_matches(text, LINKS, n=1)

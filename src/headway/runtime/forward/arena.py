@@ -7,6 +7,8 @@ NaN. What gathers history replaces all that lies outside a row's own entries bef
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -157,14 +159,19 @@ class Arena:
 
 
 def _allocate(shape: tuple[int, int], device: torch.device, option: str) -> torch.Tensor:
-    """Memory as it is.
+    """Memory as it is; on a CPU in large pages, if the system gives them: blocks are read and written in any order.
 
     Raises:
         ConfigError: There is none.
     """
     try:
+        if device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
+            memory = mmap.mmap(-1, shape[0] * shape[1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            return torch.frombuffer(memory, dtype=torch.uint8).view(shape)
         return torch.empty(shape, dtype=torch.uint8, device=device)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OSError) as error:
         size, reason = format_bytes(shape[0] * shape[1]), str(error).strip().partition("\n")[0]
         raise ConfigError(f"there is no room for a cache of {size} on {device}: lower {option} ({reason})") from error
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ __all__ = ["BlockMover"]
 Int32s = NDArray[np.int32]
 _GATHERED = 1 << 18
 """Bytes that are gathered at once where single blocks are small: they stay in the processor's cache on their way."""
+_DENSE = 4
+"""Rows per row that is copied up to which all of them are looked at: that is quicker than sorting."""
 _LARGE = 1 << 13
 """Bytes of a run from which it is copied by itself."""
 
@@ -168,17 +171,20 @@ class _Tokens:
         """
         size, stride = self._group.block_tokens, self._rows.shape[1]
         base = self._group.offset + field.offset * size
-        strides = field.step * size, stride, field.bytes, 1
-        for block, blocks, low, high, at in self._stretches:
+        for block, blocks, step, low, high, at in self._stretches:
             shape = field.count, blocks, high - low
             place = base + block * stride + low * field.bytes
+            strides = field.step * size, step * stride, field.bytes, 1
             there: Bytes = np.ndarray((*shape, field.bytes), np.uint8, self._rows, place, strides)
             here = part[:, at : at + blocks * (high - low)].reshape(*shape, part.shape[2])  # a view: an axis is split
             for piece, inside in runs:
                 yield there[..., piece.local : piece.local + piece.length], here[..., inside : inside + piece.length]
 
 
-def _stretches(ids: NDArray[np.int64], first: int, stop: int, size: int) -> Iterator[tuple[int, int, int, int, int]]:
+_Stretch: TypeAlias = tuple[int, int, int, int, int, int]
+
+
+def _stretches(ids: NDArray[np.int64], first: int, stop: int, size: int) -> Iterator[_Stretch]:
     """Cut a rank's tokens [first, stop) so that whole blocks with consecutive ids come together.
 
     Args:
@@ -188,50 +194,84 @@ def _stretches(ids: NDArray[np.int64], first: int, stop: int, size: int) -> Iter
         size: Tokens in a block.
 
     Yields:
-        Id of the first block, blocks, tokens of each of them [low, high), and how many tokens came before.
+        Id of the first block, blocks, 1 or -1 from each to the next, tokens of each of them [low, high), and how many
+        tokens came before.
     """
     if stop <= first:
         return
     base = first // size
     full = range(-(-first // size), stop // size)
     if first % size:
-        yield int(ids[0]), 1, first % size, min(size, stop - base * size), 0
+        yield int(ids[0]), 1, 1, first % size, min(size, stop - base * size), 0
     if len(full):
-        for at, block, count in _runs(ids[full.start - base : full.stop - base]):
-            yield block, count, 0, size, (full.start + at) * size - first
+        whole = ids[full.start - base : full.stop - base]
+        starts, steps = _steps(whole)
+        for at, stop_at in pairwise([*starts.tolist(), len(whole)]):
+            step = int(steps[at]) if stop_at - at > 1 else 1
+            yield int(whole[at]), stop_at - at, step, 0, size, (full.start + at) * size - first
     if stop % size and stop // size * size >= first:
-        yield int(ids[stop // size - base]), 1, 0, stop % size, stop // size * size - first
+        yield int(ids[stop // size - base]), 1, 1, 0, stop % size, stop // size * size - first
 
 
-def _runs(ids: NDArray[np.int64], others: NDArray[np.int64] | None = None) -> Iterator[tuple[int, int, int]]:
-    """Runs of consecutive ids, those of `others` as well: where each begins, its first id, and how many they are."""
-    if not len(ids):
-        return
-    broken = np.diff(ids) != 1
-    if others is not None:
-        broken |= np.diff(others) != 1
-    starts = [0, *(np.flatnonzero(broken) + 1).tolist(), len(ids)]
-    for start, stop in pairwise(starts):
-        yield start, int(ids[start]), stop - start
+def _steps(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut ids, at least one, into runs that follow each other up or down: a pool gives its blocks either way.
+
+    Returns:
+        Where runs begin, and from every id to the next 1 or -1, or 0.
+    """
+    steps = np.diff(ids)
+    steps[np.abs(steps) != 1] = 0
+    broken = steps == 0
+    broken[1:] |= (steps[1:] != steps[:-1]) & ~broken[:-1]
+    return _starts(broken), steps
+
+
+def _starts(broken: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Where runs begin, from whether one ends with each thing but the last."""
+    return np.concatenate(([0], np.flatnonzero(broken) + 1))
 
 
 def _copy_rows(source: torch.Tensor, out: Int32s, target: torch.Tensor, to: Int32s) -> None:
     """Copy rows `out` of one memory to rows `to` of another, both uint8 [blocks, stride]."""
-    ids, others = out.astype(np.int64), to.astype(np.int64)
-    runs = list(_runs(ids, others))
-    stride = source.shape[1]
+    if not len(out):
+        return
+    ids, others = _ordered(out, to)
+    apart = np.diff(others) != 1
+    starts = _starts(apart | (np.diff(ids) != 1))
     if source.device.type != "cpu" or target.device.type != "cpu":
-        for at, first, count in runs:
-            there = int(others[at])
-            target[there : there + count].copy_(source[first : first + count], non_blocking=True)
-    elif len(ids) * stride >= len(runs) * _LARGE:
-        left, right = source.numpy(), target.numpy()
-        for at, first, count in runs:
-            right[others[at] : others[at] + count] = left[first : first + count]
+        for first, place, count in _slices(starts, ids, others):
+            target[place : place + count].copy_(source[first : first + count], non_blocking=True)
+        return
+    left, right, size = source.numpy(), target.numpy(), source.shape[1] * len(ids)
+    if size >= len(starts) * _LARGE:
+        for first, place, count in _slices(starts, ids, others):
+            right[place : place + count] = left[first : first + count]
+    elif size >= len(places := _starts(apart)) * _LARGE:  # straight to where they belong
+        rows, to_rows, at = source.view(torch.int64), target.view(torch.int64), torch.from_numpy(ids)
+        for first, place, count in _slices(places, np.arange(len(ids)), others):
+            torch.index_select(rows, 0, at[first : first + count], out=to_rows[place : place + count])
     else:
-        kind = np.dtype((np.void, stride))
-        left, right = source.numpy().view(kind)[:, 0], target.numpy().view(kind)[:, 0]
-        step, order = max(1, _GATHERED // stride), np.argsort(others)  # near to each other where they are written
-        ids, others = ids[order], others[order]
+        kind, step = np.dtype((np.void, source.shape[1])), max(1, _GATHERED // source.shape[1])
+        these, those = left.view(kind)[:, 0], right.view(kind)[:, 0]
         for start in range(0, len(ids), step):
-            right[others[start : start + step]] = left[ids[start : start + step]]
+            those[others[start : start + step]] = these[ids[start : start + step]]
+
+
+def _ordered(out: Int32s, to: Int32s) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pairs of rows by where they are written, which is where runs help most."""
+    low, high = int(to.min()), int(to.max())
+    if high - low < _DENSE * len(to):
+        which = np.full(high - low + 1, -1, dtype=np.int64)
+        which[to - low] = out
+        found = np.flatnonzero(which >= 0)
+        return which[found], found + low
+    order = np.argsort(to)
+    return out[order].astype(np.int64), to[order].astype(np.int64)
+
+
+def _slices(
+    starts: NDArray[np.int64], ids: NDArray[np.int64], others: NDArray[np.int64]
+) -> Iterator[tuple[int, int, int]]:
+    """The first of `ids` and of `others` in each run, and how many they are."""
+    counts = np.diff(starts, append=len(ids))
+    return zip(ids[starts].tolist(), others[starts].tolist(), counts.tolist(), strict=True)
