@@ -661,7 +661,7 @@ class PrefixCache(Guarded):
 
     @guarded
     def catch_up(self, most: int = 1) -> bool:
-        """Do some of the work that can wait: let the policies that are compared hear of `most` requests that have ended.
+        """Do some of the work that can wait: let the policies that are compared hear of `most` ended requests.
 
         For whoever has nothing else to do, such as an engine while its ranks compute. Without it the same is done
         before something is evicted. About 0.1 ms for each.
