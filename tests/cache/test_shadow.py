@@ -55,6 +55,34 @@ def test_a_directory_reuses_what_the_cache_reuses_under_least_recently_used() ->
             assert abs(real - told) < 0.03 * real, f"seed {seed}: {real} and {told} tokens of {len(groups)} groups"
 
 
+def test_shadows_keep_what_a_directory_keeps_to_the_last_mark_and_nearly_so_if_they_hear_late() -> None:
+    """A cache that is not full only writes down who has ended. Paths that parted meanwhile part sooner for shadows."""
+    for groups, blocks in ((GROUPS, 2500), (GROUPS[:1], 700)):
+        config = CacheConfig(groups, blocks, block_tokens=1)
+        now, late, directory = PrefixCache(config), PrefixCache(config), Directory(config, [blocks], adaptive=True)
+        for i, (prompt, answer) in enumerate(_traffic(5, 250)):
+            for cache in (now, late):
+                _served(cache, prompt, answer)
+            assert not now.catch_up()
+            directory.request(Prompt(prompt), np.array([*prompt, answer], dtype=np.int32).tobytes())
+            if i == 20:
+                assert late.catch_up(5), "nothing has to go yet, and nobody has caught up"
+        assert not late.catch_up(10), "what is evicted waits until shadows have heard"
+        alone = directory._adaptive[0].each
+        assert _kept(now) == [(shadow.tokens, shadow.marks, shadow.saved) for shadow in alone]
+        assert all(
+            abs(saved - one.saved) < 0.01 * one.saved for (*_, saved), one in zip(_kept(late), alone, strict=True)
+        )
+        assert len({shadow.saved for shadow in alone}) > 1, "the policies never differed"
+        late.check()
+
+
+def _kept(cache: PrefixCache) -> list[tuple[int, int, float]]:
+    shadows = cache._index.reclaim.shadows
+    assert shadows is not None
+    return [(shadow.tokens, shadow.marks, shadow.saved) for shadow in shadows.each]
+
+
 def test_memory_without_end_keeps_everything_under_every_policy() -> None:
     directory = Directory(CacheConfig(GROUPS, 1, block_tokens=1), [10**6, 200], adaptive=True)
     large = small = 0

@@ -63,6 +63,7 @@ class Directory:
         if self._placement.answer_end and not self._floats and total and (not places or places[-1].position < total):
             places.append(Place(total, "answer_end"))
         edges = [edge for edge in end.edge.path() if edge.start < total]
+        tree.shade(edges)
         told = EndedRequest(edges, min(limit, total), total, [p for p in places if p.position <= total], goes_on)
         return self._run(told, length)
 

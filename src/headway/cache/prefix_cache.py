@@ -659,6 +659,18 @@ class PrefixCache(Guarded):
                 self._committer.donate(row, donate, end)
             self._committer.close(row, over=over, answered=donate == "answer_end")
 
+    @guarded
+    def catch_up(self, most: int = 1) -> bool:
+        """Do some of the work that can wait: let the policies that are compared hear of `most` ended requests.
+
+        For whoever has nothing else to do, such as an engine while its ranks compute. Without it the same is done
+        before something is evicted. About 0.1 ms for each.
+
+        Returns:
+            Whether there is more.
+        """
+        return self._index.reclaim.catch_up(most)
+
     # ---- wishes about what is kept
 
     @guarded

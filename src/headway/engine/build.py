@@ -62,6 +62,9 @@ _WHERE_ONE_PIECE_ENDS = ("prompt_end", "answer_end", "breakpoint", "boundary")
 """Kinds of checkpoints of a model that continues token by token only. Others lie where a prompt in one piece would have
 to stop early, and all tokens behind them be computed one by one."""
 
+_TOLD_MEANWHILE = 8
+"""Ended requests of which the compared policies hear while ranks compute a step: a millisecond or two."""
+
 
 @dataclass(frozen=True)
 class BuiltEngine:
@@ -215,6 +218,8 @@ class _Model:
             partial(_identity, self.source, DraftSource.of(config)),
             self.name,
         )
+        if isinstance(executor, RankedExecutor):
+            executor.meanwhile = partial(cache.catch_up, _TOLD_MEANWHILE)
         engine = Engine(cache, executor, config, facts, planner=planner, lower=lower)
         room = capacity(cache.config.blocks, cache.geometry)
         return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)

@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 0.5
 """How often an engine without work looks after its ranks."""
+_TOLD_WHILE_IDLE = 16
+"""Ended requests of which the compared policies hear each time that an engine without work looks."""
 _NOT_STARTED = "the engine has not been started"
 _SHUTTING_DOWN = "the server is shutting down: it finishes what it has begun, send new requests to another one"
 
@@ -325,6 +327,7 @@ class Engine:
                 if self._scheduler.idle:
                     self._write_below()
                     self._look_after_ranks()
+                    self._scheduler.cache.catch_up(_TOLD_WHILE_IDLE)
                     continue
                 scheduled = self._schedule()
                 self._publish(self._scheduler.take_news())

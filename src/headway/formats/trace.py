@@ -29,8 +29,8 @@ Longs = NDArray[np.int64]
 _PLAIN = 1 << 26
 """Hash ids below this stand for themselves; others are numbered from here on."""
 _SYMBOLS = 1 << 27
-"""Symbols of blocks lie below this. Told apart into up to 8 parts they lie below 2**30, and above it is room for
-answers that occur nowhere else. Symbols of tails count down from 2**31."""
+"""Symbols of blocks lie below this, and those of answers that occur nowhere else above 2**30. Symbols of tails count
+down from 2**31."""
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,12 @@ def some_work() -> StepWork:
 def test_every_rank_is_sent_the_step_and_rank_0_says_the_tokens(
     executor: RankedExecutor, launched: list[ScriptedRanks]
 ) -> None:
+    sent = launched[0].sent
+    done_meanwhile: list[type] = []
+    executor.meanwhile = lambda: done_meanwhile.append(type(sent[-1]))
     assert executor.run(some_work())[0].tokens == (5,)
-    assert [type(message) for message in launched[0].sent] == [Load, Prepare, StepWork]
+    assert [type(message) for message in sent] == [Load, Prepare, StepWork]
+    assert done_meanwhile == [StepWork], "other work is done once the ranks have theirs"
 
 
 def test_objects_are_put_together_of_what_the_ranks_have(

@@ -1,5 +1,6 @@
 """A replay agrees with what the trace allows, loses every token on one line, and does not depend on the grid."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,38 @@ def test_blocks_and_tokens_agree(tmp_path: Path, memory: int | None, placement: 
     )
     assert fine.symbol == 1 < coarse.symbol
     assert abs(coarse.whole.token_hit_rate - fine.whole.token_hit_rate) < (0.02 if memory is None else 0.05)
+
+
+def by_the_token(trace: Trace) -> Trace:
+    """The same prompts, told apart into tokens."""
+    whole = [np.repeat(trace.prompt(i)[:-1], trace.width) for i in range(len(trace))]
+    rest = [np.repeat(trace.prompt(i)[-1:], trace.prompt_tokens[i] - len(one)) for i, one in enumerate(whole)]
+    symbols = np.concatenate([part for pair in zip(whole, rest, strict=True) for part in pair])
+    offsets = np.concatenate(([0], np.cumsum(trace.prompt_tokens)))
+    return replace(trace, width=1, outputs="never", symbols=symbols, offsets=offsets)
+
+
+def test_models_with_windows_reuse_about_what_they_reuse_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers as those of Gemma 3. A running request holds a window and a step of entries, not those of all its prompt.
+
+    200 prompts are few: a document more or less in the memory is half a point.
+    """
+    groups: list[LayerSpec] = [FullAttention("full", 81_920), SlidingWindow("near", 425_984, 1024)]
+    random, builder = np.random.default_rng(4), TraceBuilder("documents", "test", 512)
+    for time in range(200):
+        document = min(random.integers(0, 60, 2))
+        known = [f"{document}-{i}" for i in range(15 + document % 20)]
+        asked = [f"{time}/{i}" for i in range(random.integers(2, 12))]
+        builder.add_blocks([*known, *asked], 512 * (len(known) + len(asked)) - 502, 200, time)
+    trace = replace(builder.build(), outputs="never")
+
+    def reused(one: Trace) -> float:
+        return replay_trace(one, ReplayConfig(groups, 50 * 10**9, eviction="lru")).whole.token_hit_rate
+
+    by_token = reused(by_the_token(trace))
+    assert abs(reused(trace) - by_token) < 0.02
+    monkeypatch.setattr("headway.replay.run.order.STEP_TOKENS", 2**40)
+    assert reused(trace) < by_token - 0.02, "whole prompts in one step hold more than an engine does"
 
 
 def test_context_parallelism_is_memory() -> None:

@@ -216,7 +216,7 @@ class Edge:
         resident_children: Children that have anything resident.
         trim: When what lies behind the resident end went, in models without checkpoints.
         reach: No checkpoint on it or behind it serves a position before its own and before this one.
-        shades: What each shadow of the tree holds of it.
+        shades: What each shadow of the tree holds of it; empty before they have heard of a request on it.
     """
 
     parent: Edge | None

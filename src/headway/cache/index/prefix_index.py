@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from headway.cache.index.below import Past
 from headway.cache.index.edge import Anchor, Checkpoint, Edge, Match, Section
 from headway.cache.index.pool import BlockPool
-from headway.cache.index.reclaim import Reclaimer, Retention
+from headway.cache.index.reclaim import Reclaimer, Retention, Untold
 from headway.cache.index.residency import Residency
-from headway.cache.index.shadow import EndedRequest
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Learned, Usage
 from headway.cache.policy.placement import Place
@@ -190,10 +189,9 @@ class PrefixIndex:
                 self.reclaim.queue.push(one)
 
     def ended(self, anchor: Anchor, limit: int, total: int, places: Sequence[Place], *, goes_on: bool) -> None:
-        """The request of a lease has ended, see `EndedRequest`: shadows hear of it."""
+        """The request of a lease has ended, see `EndedRequest`: shadows will hear of it."""
         if self.reclaim.shadows is not None and 0 < total <= anchor.position:
-            edges = [edge for edge in anchor.edge.path() if edge.start < total]
-            self.reclaim.request_ended(EndedRequest(edges, limit, total, places, goes_on))
+            self.reclaim.request_ended(Untold(anchor.edge, limit, total, places, goes_on, self.pool.available))
 
     def make_room(self, blocks: int) -> bool:
         """Evict until `blocks` are free. Returns whether they are."""

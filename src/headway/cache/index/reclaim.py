@@ -17,8 +17,8 @@ oldest of it is forgotten when all that is known takes more than so many tokens 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,10 +31,16 @@ from headway.cache.index.shadow import EndedRequest, Shadows
 from headway.cache.index.tree import PrefixTree
 from headway.cache.index.usage import Usage, count
 from headway.cache.policy.eviction import Adaptive, Candidate, EvictionPolicy, EvictionQueue
+from headway.cache.policy.placement import Place
 from headway.cache.shape.geometry import CacheGeometry, Ids
 from headway.cache.shape.spec import ComputeCost
 
-__all__ = ["Reclaimer", "Retention", "Spill"]
+__all__ = ["Reclaimer", "Retention", "Spill", "Untold"]
+
+_MOST_UNTOLD = 8192
+"""Ended requests that wait until shadows hear of them. From there on each that ends lets them hear of two."""
+_TOLD_AT_ONCE = 8
+"""Ended requests of which shadows hear before something is evicted."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,26 @@ class Spill(NamedTuple):
     blocks: HeldBlocks
 
 
+class Untold(NamedTuple):
+    """A request that has ended and of which shadows have not heard; see `EndedRequest`.
+
+    Attributes:
+        edge: Where it ended.
+        limit: As in `EndedRequest`.
+        total: As there.
+        places: As there.
+        goes_on: As there.
+        blocks: Blocks that could be had when it ended.
+    """
+
+    edge: Edge
+    limit: int
+    total: int
+    places: Sequence[Place]
+    goes_on: bool
+    blocks: int
+
+
 class Reclaimer:
     """Eviction, pins and history of one index.
 
@@ -110,6 +136,7 @@ class Reclaimer:
             tree.lay(self.shadows.each)
         self._history: OrderedDict[Edge, None] = OrderedDict()
         self._spare: dict[Checkpoint, None] = {}
+        self._untold: deque[Untold] = deque()
         self.take: Callable[[Spill], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,6 +158,8 @@ class Reclaimer:
         before = self._pool.free
         while self._spare and self._pool.free < blocks:
             self.reduce(next(iter(self._spare)))
+        if self._untold and self._pool.free < blocks:
+            self.catch_up(_TOLD_AT_ONCE)
         while self._pool.free < blocks:
             victim = self.queue.pop()
             if victim is None:
@@ -145,11 +174,31 @@ class Reclaimer:
         checkpoint.spare = True
         self._spare[checkpoint] = None
 
-    def request_ended(self, request: EndedRequest) -> None:
+    def request_ended(self, request: Untold) -> None:
+        """A request has ended, of which the shadows hear later.
+
+        Until something has to go, every policy keeps everything, and nobody needs to know what each would have saved.
+        So a cache that is not full only writes down what it is to tell them.
+        """
+        self._untold.append(request)
+        if len(self._untold) > _MOST_UNTOLD:
+            self.catch_up(2)
+
+    def catch_up(self, most: int) -> bool:
+        """Let the shadows hear of so many requests, the oldest first. Returns whether there are more."""
+        for _ in range(min(most, len(self._untold))):
+            self._tell_shadows(self._untold.popleft())
+        return bool(self._untold)
+
+    def _tell_shadows(self, told: Untold) -> None:
         """Let the shadows hear of a request; what the one that is followed drops or takes is queued anew."""
-        if self.shadows is None:
+        assert self.shadows is not None
+        edges = [edge for edge in told.edge.path() if edge.start < told.total]
+        if not edges or edges[0].end < told.total:  # it was forgotten meanwhile
             return
-        if self.shadows.ended(request, self._pool.available):
+        self._tree.shade(edges)
+        request = EndedRequest(edges, told.limit, told.total, told.places, told.goes_on)
+        if self.shadows.ended(request, told.blocks):
             self.queue.restart()
         for edge, position in self.shadows.dropped:
             self._review(edge.checkpoint_at(position))
@@ -187,7 +236,8 @@ class Reclaimer:
         now, used, uses = self._usage.learned.ticks, item.used, item.uses
         rate = self._usage.reuse.rate(kind, uses, now - (used if item.floats else item.born), now - used)
         saved = self.keep.cost.between(max(keep, item.base), position)
-        kept = not (item.told or item.floats) or self.shadows is None or self.shadows.keeps(edge, position)
+        told = item.told or (item.floats and not self._untold)
+        kept = not told or self.shadows is None or self.shadows.keeps(edge, position)
         return Candidate(kind, position, uses, rate, saved, blocks, used, item.age, item.shared, not last, kept)
 
     def _fallback(self, item: Checkpoint, blocks: int) -> int:

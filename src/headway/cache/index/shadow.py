@@ -3,8 +3,8 @@
 No policy is best on all traffic (docs/policy.md), so the default lets several of them run side by side and follows the
 one that has saved most compute lately. A *shadow* is one of them. It holds no blocks: it lies on the same tree as the
 cache, keeps a *mark* where its policy would keep a checkpoint, counts what its marks and the stretches before them
-would weigh, and drops the lowest when they weigh more than there is. It hears of each request once, when that ends:
-nothing of it lies on the way of a step.
+would weigh, and drops the lowest when they weigh more than there is. It hears of each request once, some time after
+that has ended: nothing of it lies on the way of a step (`Reclaimer.catch_up`).
 
 What a shadow knows of an edge is its *shade*. An edge is held up to its end if anything behind it is held, else up to
 its last mark. In models that can resume anywhere there is one mark for each edge, which lies where the held part ends.
@@ -138,12 +138,15 @@ class Shadow(ABC):
         Raises:
             AssertionError: Names the broken one.
         """
+        edges = [edge for edge in edges if edge.shades]
         shades = [edge.shades[self.number] for edge in edges]
         assert all(shade.edge is edge for shade, edge in zip(shades, edges, strict=True)), "a shade of another edge"
         held = {edge: shade.end > edge.start for edge, shade in zip(edges, shades, strict=True)}
         for edge, shade in zip(edges, shades, strict=True):
             assert edge.start <= shade.end <= edge.end, "a shadow holds what is not known"
-            assert shade.children == sum(held[child] for child in edge.children.values()), "a shadow's children differ"
+            assert shade.children == sum(held.get(child, False) for child in edge.children.values()), (
+                "a shadow's children differ"
+            )
             assert not shade.children or shade.end == edge.end, "a shadow holds a child behind a gap"
         assert self.tokens == sum(s.end - e.start for s, e in zip(shades, edges, strict=True)), (
             "a shadow's tokens differ"
@@ -360,7 +363,7 @@ class _FloatShadow(Shadow):
         return FloatShade(edge)
 
     def keeps(self, edge: Edge, position: int) -> bool:
-        return bool(edge.shades[self.number].end >= position)
+        return not edge.shades or edge.shades[self.number].end >= position
 
     def cut(self, shade: FloatShade, keep: int) -> None:
         if shade.mark.position > keep:

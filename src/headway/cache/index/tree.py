@@ -63,13 +63,13 @@ Placed = TypeVar("Placed", Checkpoint, Pin, Anchor)
 
 
 class _Laid(Protocol):
-    """Who lays something of its own on every edge, which moves with it."""
+    """Who lays something of its own on edges, which moves with them."""
 
     shade_bytes: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes beside `shade_bytes` on every edge."""
+        """Bytes that it takes beside `shade_bytes` on each edge."""
 
     def shade(self, edge: Edge) -> Any:
         """What is laid on a new edge: it has `split(upper, position)`, which gives the upper half's."""
@@ -181,9 +181,16 @@ class PrefixTree:
         return roots + self._edge_bytes * self.edge_count + self._token_bytes * self.tokens + marks
 
     def lay(self, shadows: Sequence[_Laid]) -> None:
-        """Let `shadows` lay something on every edge, before there is any."""
+        """Say who lays something on edges, before there is any: `shade` lets them."""
         self._shadows = tuple(shadows)
         self._edge_bytes += sum(shadow.shade_bytes for shadow in shadows)
+
+    def shade(self, edges: Sequence[Edge]) -> None:
+        """Let shadows lay something on the edges of a path, deepest first, where nothing is laid yet."""
+        for edge in edges:
+            if edge.shades:
+                return
+            edge.shades = [shadow.shade(edge) for shadow in self._shadows]
 
     # ---- finding
 
@@ -363,7 +370,7 @@ class PrefixTree:
             del edge.parent.children[self.key(edge.text)]
             self.edge_count -= 1
             self._drop_unused(edge.parent)
-        for shadow, shade in zip(self._shadows, edge.shades, strict=True):
+        for shadow, shade in zip(self._shadows, edge.shades, strict=False):
             shadow.cut(shade, keep)
         self.tokens -= edge.end - keep
         del edge.text[keep - edge.start + self.lookahead :]
@@ -391,7 +398,6 @@ class PrefixTree:
         runs = tuple(array("i") for _ in self.tables)
         edge = Edge(parent, start, start + len(text) - self.lookahead, text, runs)
         self.edge_count += 1
-        edge.shades = [shadow.shade(edge) for shadow in self._shadows]
         if self.floats:
             edge.add_checkpoint(Checkpoint(start, PATH, (), edge))
         return edge

@@ -117,6 +117,10 @@ class RankGroup(Protocol):
         ...
 
 
+def _nothing() -> None:
+    """Wait, and do nothing else."""
+
+
 class RankedExecutor:
     """Computes steps on a group of ranks.
 
@@ -126,6 +130,9 @@ class RankedExecutor:
         dtype: As for `load_model`.
         config: How many ranks, how they communicate, and the driver's patience.
         drafts: Who drafts.
+
+    Attributes:
+        meanwhile: Called once in each step, while the ranks compute; it should take less time than they do.
     """
 
     def __init__(
@@ -145,6 +152,7 @@ class RankedExecutor:
         self._geometry: CacheGeometry | None = None
         self._room: Prepare | None = None
         self._objects: RankObjects | None = None
+        self.meanwhile: Callable[[], object] = _nothing
 
     def load(self) -> Sequence[Loaded]:
         """Start the ranks and load the model on each. Returns what each says, in order of rank.
@@ -189,7 +197,8 @@ class RankedExecutor:
             Exception: What a rank raised, while all ranks answered and are in step.
         """
         assert self._geometry is not None, "`prepare` comes before the first step"
-        answers: list[StepDone] = self._ask(compact(work, self._geometry), StepDone, self._config.rank_timeout)
+        step, patience = compact(work, self._geometry), self._config.rank_timeout
+        answers: list[StepDone] = self._ask(step, StepDone, patience, self.meanwhile)
         rows = list(answers[0].rows)
         for i in {row for answer in answers for row in answer.faults}:
             faults = [a.faults[i] for a in answers if i in a.faults]
@@ -283,13 +292,19 @@ class RankedExecutor:
             self._group.kill()
             self._group = None
 
-    def _ask(self, asked: Asked | Sequence[Asked], expected: Any, timeout: float) -> list[Any]:
+    def _ask(
+        self,
+        asked: Asked | Sequence[Asked],
+        expected: Any,
+        timeout: float,
+        meanwhile: Callable[[], object] = _nothing,
+    ) -> list[Any]:
         """Send a message to every rank, or one to each, and wait for all answers, in order of rank."""
         if self._group is None:
             raise _no_ranks()
         try:
             messages = [encode(each) for each in (asked if isinstance(asked, Sequence) else [asked])]
-            answers = self._exchange(self._group, messages, timeout)
+            answers = self._exchange(self._group, messages, timeout, meanwhile)
             _require_in_step(answers)
         except BaseException:  # answers may be left unread, and would be taken for those to the next message
             self.close()
@@ -302,9 +317,12 @@ class RankedExecutor:
         return results
 
     @staticmethod
-    def _exchange(group: RankGroup, messages: Sequence[bytes], timeout: float) -> list[Answer]:
+    def _exchange(
+        group: RankGroup, messages: Sequence[bytes], timeout: float, meanwhile: Callable[[], object]
+    ) -> list[Answer]:
         deadline = time.monotonic() + timeout
         group.send(messages, timeout)
+        meanwhile()
         answers: dict[int, Answer] = {}
         while len(answers) < group.size:
             received = group.receive(max(0.0, deadline - time.monotonic()))

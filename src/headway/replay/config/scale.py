@@ -12,8 +12,10 @@ groups with equal needs take several pages for a stretch of tokens, which this c
 is that many pages.
 
 A pool block holds one symbol of every kind of layer, or more. A state takes whole blocks, so it would be rounded up by
-as much as a symbol weighs; where that is more than 2% each trace block is told apart into 2, 4 or 8 symbols. A trace of
-tokens (width 1) needs none of this: it is run with the true layout and blocks of 16 tokens.
+as much as a symbol weighs; where that is more than 2% each trace block is told apart into 2, 4 or 8 symbols. Of windows
+and chunks a request holds what lies in reach and what its step computes, so there symbols have 16 tokens, or the next
+more into which blocks can be told apart. A trace of tokens (width 1) needs none of this: it is run with the true layout
+and blocks of 16 tokens.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ __all__ = ["Scale", "page_plan_of", "scale"]
 
 _ROUNDING = 0.02
 _PARTS = (1, 2, 4, 8)
+_FINE = 16
+"""Tokens in a symbol where there are windows or chunks."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +170,11 @@ class _Blocks:
 
 def _blocks_in_symbols(config: ReplayConfig, width: int) -> _Blocks:
     """This cache's own blocks."""
-    parts = next((p for p in _PARTS if width % p == 0 and _fits(config, width, p)), 0)
-    parts = parts or max(p for p in _PARTS if width % p == 0)
+    if any(reach_of(group) for group in config.groups):
+        parts = width // next(size for size in range(min(width, _FINE), width + 1) if width % size == 0)
+    else:
+        parts = next((p for p in _PARTS if width % p == 0 and _fits(config, width, p)), 0)
+        parts = parts or max(p for p in _PARTS if width % p == 0)
     symbol = width // parts
     groups, layout, block_tokens = _in_symbols(config, symbol)
     size = CacheConfig(groups, 1, block_tokens=block_tokens, layout=layout).geometry().block_bytes

@@ -29,6 +29,9 @@ __all__ = ["OrderedRun", "PausedRun", "SymbolSource"]
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
+STEP_TOKENS = 8192
+"""Tokens that an engine computes of one prompt in a step."""
+_WHOLE = 1 << 40
 _FRESH, _LAST = 1 << 30, 3 << 29
 """Symbols of answers that occur nowhere else count up from here, and start again when they meet those of tails."""
 
@@ -41,7 +44,6 @@ class SymbolSource:
         self._tokens: list[int] = trace.prompt_tokens.tolist()
         self._outputs: list[int] = trace.answer_tokens.tolist()
         self._fresh = _FRESH
-        self._within = np.arange(sized.parts, dtype=np.int32)
 
     def sequence(self, i: int) -> tuple[Ints, Ints, int]:
         """Symbols of prompt and answer, and the position where the request ends.
@@ -75,9 +77,7 @@ class SymbolSource:
 
     def _split(self, blocks: Ints) -> Ints:
         """Blocks as symbols."""
-        if self._scale.parts == 1:
-            return blocks
-        return (blocks[:, None] * np.int32(self._scale.parts) + self._within).reshape(-1)
+        return blocks if self._scale.parts == 1 else np.repeat(blocks, self._scale.parts)
 
     def _new(self, symbols: int) -> Ints:
         """Symbols that occur nowhere else."""
@@ -117,6 +117,7 @@ class OrderedRun:
             if config is not None and config.tiers
             else None
         )
+        self._most = max(1, STEP_TOKENS // sized.symbol) if self._cache.geometry.local else _WHOLE
         self._held = checkpoint_blocks(self._cache.geometry)
         self._resends = sized.cache.checkpoint_alignment == 1 and (
             "prompt_end" in sized.cache.placement or not self._cache.geometry.tail_tables
@@ -171,13 +172,14 @@ class OrderedRun:
         """Compute a request up to position `stop`. Returns False if it found no memory.
 
         Prompt and answer are computed together where memory allows: an order of steps that an engine cannot have, and
-        which the cache cannot tell from the one that it has.
+        which the cache cannot tell from the one that it has. Windows and chunks are let go from step to step, so models
+        that have them are computed in steps as long as an engine's.
         """
         cache, row = self._cache, [lease.row]
         known, computed, told = lease.tokens, lease.computed, 0
         while computed < stop:
             ahead = min(len(answer) - told, MOST_SAMPLED)
-            step = cache.extend(row, min(known + ahead, stop) - computed)
+            step = cache.extend(row, min(known + ahead - computed, stop - computed, self._most))
             granted = step.counts.item(0)
             if not granted:
                 return False
