@@ -550,6 +550,9 @@ class TierDriver:
             doomed = set(self.names.below(self.names.path(SALTS.index(salt), prompt.tokens.tolist())[-1]))
         for store in server.faulty:
             store.released.clear()
+        calm = calm and not any(
+            set(each.struck) - _HARMLESS for each in self.servers
+        )  # a removal may have been dropped
         if complete and calm:
             kept, self.allowed = self.allowed, self.allowed - doomed
             self._forgotten += 1
