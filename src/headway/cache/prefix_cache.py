@@ -15,9 +15,6 @@ drives it.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,11 +47,12 @@ from headway.cache.lease.table import AHEAD, BROKEN, RUNNING, Lease, LeaseTable
 from headway.cache.lease.transfer import Transfers
 from headway.cache.namespaces import Namespaces, digest_of
 from headway.cache.policy.placement import Placement
+from headway.cache.saved import read, write
 from headway.cache.shape.checks import TokenIds, longs
 from headway.cache.shape.geometry import Ids
 from headway.cache.shape.prompt import Prompt
 from headway.cache.shape.symbols import Media, Symbols, SymbolTable
-from headway.errors import ConfigError, LeaseError
+from headway.errors import LeaseError
 
 __all__ = ["CacheStats", "PrefixCache", "ResetReport"]
 
@@ -104,30 +102,6 @@ class CacheStats:
     counters: Counters
     bookkeeping_bytes: int
     bookkeeping_limit: int
-
-
-_SAVED = b"headway prefix cache 1\n"
-_READABLE = {
-    "array": {"_array_reconstructor", "array"},
-    "builtins": {"frozenset", "object", "set"},
-    "collections": {"OrderedDict", "defaultdict", "deque"},
-    "copyreg": {"_reconstructor"},
-    "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
-    "time": {"monotonic"},
-}
-"""Names of other modules that a saved cache may hold."""
-
-
-class _Reader(pickle.Unpickler):
-    """Reads what a saved cache consists of, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        plain = name in _READABLE.get(module, ()) or (module.startswith("numpy.") and name in _READABLE["numpy"])
-        if plain or (module.startswith("headway.cache.") and "." not in name):
-            found = super().find_class(module, name)
-            if plain or (isinstance(found, type) and found.__module__ == module):
-                return found
-        raise ConfigError(f"{module}.{name} cannot be part of a saved cache: only plain values and our own classes can")
 
 
 class PrefixCache(Guarded):
@@ -835,12 +809,7 @@ class PrefixCache(Guarded):
             raise LeaseError(f"{self._leases.running} leases run: end them before saving the cache")
         if self._leases.lent:
             raise LeaseError(f"{len(self._leases.lent)} hits are held: release them before saving the cache")
-        try:
-            body = pickle.dumps(vars(self) | {"_lock": None}, protocol=5)
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise ConfigError(f"the cache holds an object that cannot be written: {error}") from error
-        _Reader(io.BytesIO(body)).load()  # what is written can be read
-        return _SAVED + hashlib.sha256(body).digest() + body
+        return write(vars(self) | {"_lock": None})
 
     @staticmethod
     def load(data: bytes, *, clock: Callable[[], float] = time.monotonic) -> PrefixCache:
@@ -852,14 +821,8 @@ class PrefixCache(Guarded):
         Raises:
             ConfigError: Not what `save` of this release writes.
         """
-        given: object = data
-        if not isinstance(given, bytes) or not given.startswith(_SAVED):
-            raise ConfigError(f"these bytes were not saved by this release of the prefix cache ({_SAVED!r} is missing)")
-        digest, body = data[len(_SAVED) : len(_SAVED) + 32], data[len(_SAVED) + 32 :]
-        if hashlib.sha256(body).digest() != digest:
-            raise ConfigError("these bytes of a prefix cache are damaged or cut: they are not what was saved")
         cache = PrefixCache.__new__(PrefixCache)
-        cache.__setstate__(_Reader(io.BytesIO(body)).load())
+        cache.__setstate__(read(data))
         cache._clock.restart(clock)
         return cache
 
