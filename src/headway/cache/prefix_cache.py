@@ -211,8 +211,7 @@ class PrefixCache(Guarded):
         if prompt.owner is not None and prompt.owner is not self._symbols.owner:
             raise LeaseError("the prompt has symbols of another cache: ask this one for its `symbols`")
         at, tokens, checkpoint = self._index.find(prompt.namespace, prompt.data)
-        kind = checkpoint.kind if checkpoint else ""
-        matched = self._matched(at.position, prompt)
+        kind, matched = checkpoint.kind if checkpoint else "", self._matched(at.position, prompt)
         return Hit(tokens, matched, kind, prompt, at, checkpoint, self._index, self._index.version)
 
     def _true_now(self, hit: Hit | None, prompt: Prompt) -> Hit:
@@ -270,8 +269,7 @@ class PrefixCache(Guarded):
         """
         hit, explanation = self._settle(self._true_now(hit, prompt), least_hit)
         self.waterfall.add(explanation)
-        row = self._opener.open(hit, explanation, Below(), own_blocks=own_blocks)
-        return Lease(self._leases, row)
+        return Lease(self._leases, self._opener.open(hit, explanation, Below(), own_blocks=own_blocks))
 
     def _settle(self, hit: Hit, least_hit: int) -> tuple[Hit, Explanation]:
         """What of a hit, which is true now, a lease takes: all of it or nothing; and why.
@@ -673,8 +671,7 @@ class PrefixCache(Guarded):
         """Forget all that is known in a namespace. Running leases go on and publish nothing more."""
         if not isinstance(namespace, int):
             raise LeaseError(f"give the id that `namespace(...)` returns, not {namespace!r}")
-        root = self._index.tree.roots.get(namespace)
-        tops = list(root.children.values()) if root else []
+        tops = list(root.children.values()) if (root := self._index.tree.roots.get(namespace)) else []
         return self._forget(tops, "forgotten", self._leases.rows_of(namespace))
 
     @guarded
