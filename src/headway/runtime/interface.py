@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headway.errors import ConfigError, RequestError
 
 __all__ = [
+    "AS_COMPUTED",
     "COMMUNICATIONS",
     "GREEDY",
     "MAX_TOP_LOGPROBS",
@@ -68,11 +69,6 @@ class StoredTypes:
     entries: str = "auto"
     states: str = "auto"
 
-    @property
-    def chosen(self) -> bool:
-        """Whether any type is chosen."""
-        return (self.entries, self.states) != ("auto", "auto")
-
     @classmethod
     def read(cls, kv_dtype: str, state_dtype: str) -> StoredTypes:
         """Read two options; `fp8` is short for `fp8_e4m3`.
@@ -82,11 +78,15 @@ class StoredTypes:
         """
         entries = {"fp8": "fp8_e4m3"}.get(kv_dtype, kv_dtype)
         if entries not in ("auto", "fp32", "bf16", "fp8_e4m3"):
-            raise ConfigError(f"kv_dtype is {kv_dtype!r}, it must be auto, fp32, bf16 or fp8_e4m3")
+            raise ConfigError(f"--kv-dtype is {kv_dtype!r}, it must be auto, fp32, bf16 or fp8_e4m3")
         if state_dtype not in ("auto", "fp32", "bf16"):
             more = ": a state gathers up what rounding loses, so none is stored as fp8" if "fp8" in state_dtype else ""
-            raise ConfigError(f"state_dtype is {state_dtype!r}, it must be auto, fp32 or bf16{more}")
+            raise ConfigError(f"--state-dtype is {state_dtype!r}, it must be auto, fp32 or bf16{more}")
         return cls(entries, state_dtype)
+
+
+AS_COMPUTED = StoredTypes()
+"""Everything is stored as the model computes with it."""
 
 
 @dataclass(frozen=True)

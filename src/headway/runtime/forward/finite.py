@@ -12,9 +12,9 @@ A NaN is an answer to nothing: its row fails, and nothing of that step is kept. 
 
 Two other ways to keep a state need no look of their own. Who ends or gives way donates the state of its last good step,
 which is finite by the same argument: a token of the step has read each of its numbers. (fp32 and bf16 have the same
-range, and what is stored as fp8 is clamped to its range and then read as stored, so storing adds no infinity.) A bookmark copies the running state before a step that reads it as well: if it was
-damaged in between, the row fails, and the bookmark goes with it. Memory that is damaged later is found by whoever
-resumes there.
+range, and what is stored as fp8 is clamped to its range, so storing adds no infinity.) A bookmark copies the running
+state before a step that reads it as well: if it was damaged in between, the row fails, and the bookmark goes with it.
+Memory that is damaged later is found by whoever resumes there.
 
 The flags stay on the device until the step's tokens are read. When a row has failed, `damage` looks at what it started
 from, which may be what the cache has kept for everybody.

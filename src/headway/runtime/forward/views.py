@@ -129,7 +129,8 @@ class StateLayer(LinearAttentionLayer):
         super().__init__(number_of_states=number)
         self._states = states
         self._computed = computed
-        if not fresh:
+        self._loaded = not fresh
+        if self._loaded:
             self._load()
 
     def _load(self) -> None:
@@ -170,6 +171,8 @@ class StateLayer(LinearAttentionLayer):
         parts = torch.split(packed, [home[0].nbytes for home in self._states.values()], dim=1)
         for home, part in zip(self._states.values(), parts, strict=True):
             home.flatten(1).view(torch.uint8).copy_(part)
+        if self._loaded:  # the model finds another copy of what is stored as a narrower type
+            self._load()
 
 
 class HybridLayer(StateLayer, PagedLayer):  # type: ignore[no-untyped-call, override]

@@ -223,6 +223,7 @@ def _dry_run(model: PreTrainedModel, cache: _ProbeCache | None = None) -> _DryRu
     tokens = torch.arange(1, _PROBE_TOKENS + 2, device=model.device)[None]
     positions = torch.arange(_PROBE_TOKENS + 1, device=model.device)[None]
     cut = (slice(None), slice(0, _PROBE_TOKENS)), (slice(None), slice(_PROBE_TOKENS, None))
+    logits = torch.empty(0)
     try:
         cache = _ProbeCache(model.config) if cache is None else cache
         context = _ProbeContext(cache, name)
