@@ -27,8 +27,8 @@ from headway.runtime.model.stored import stored_layout
 __all__ = ["Quality", "measured_quality", "quality_of"]
 
 _MOST_TOKENS = 256
-_PIECE = 16
-"""Tokens after which states are stored and read again: they are rounded as often as in a few steps of an answer."""
+_PIECE = 32
+"""Tokens after which states are stored and read again, where they are rounded."""
 _HARM = 1.05
 """Perplexity by which a type has done harm that everybody should know of, as a multiple."""
 
@@ -111,19 +111,22 @@ def measured_quality(
     """Measure what types cost a model on a text of its tokens, at least two."""
     limits = (layout.max_tokens, None if layout.long_rope is None else layout.long_rope.original)
     text = np.asarray(tokens[: min((n for n in limits if n is not None), default=None)], dtype=np.int32)
-    whole, stored = (_logits(model, each, text, single_steps) for each in (layout, stored_layout(layout, types)))
+    piece = _PIECE if types.states != "auto" and not single_steps else len(text)
+    layouts = (layout, stored_layout(layout, types))
+    whole, stored = (_logits(model, each, text, piece, single_steps) for each in layouts)
     agreed = (whole.argmax(dim=-1) == stored.argmax(dim=-1)).float().mean()
     return Quality(types, len(text) - 1, _perplexity(whole, text), _perplexity(stored, text), float(agreed))
 
 
-def _logits(model: PreTrainedModel, layout: ModelLayout, text: np.ndarray, single_steps: bool) -> torch.Tensor:
-    """Logits of a text but for its last token, float32 [tokens - 1, vocab], in pieces where a state is kept."""
+def _logits(
+    model: PreTrainedModel, layout: ModelLayout, text: np.ndarray, piece: int, single_steps: bool
+) -> torch.Tensor:
+    """Logits of a text but for its last token, float32 [tokens - 1, vocab], computed in pieces."""
     geometry = CacheGeometry(layout.groups, block_tokens=16)
     needs = [table.state_blocks or table.blocks_for(len(text)) for table in geometry.tables]
     runner = ModelRunner(model, layout, geometry, sum(needs), single_steps)
     ends = np.cumsum(needs)
     tables = [np.arange(e - n, e, dtype=np.int32)[None] for e, n in zip(ends, needs, strict=True)]
-    piece = _PIECE if any(layer.state is not None for layer in layout.layers) and not single_steps else len(text)
     parts = []
     for start in range(0, len(text) - 1, piece):
         stop = min(start + piece, len(text) - 1)

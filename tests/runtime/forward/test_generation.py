@@ -57,9 +57,9 @@ def test_answers_equal_generate(name: str, pressure: str) -> None:
     assert engine.cache.leases == 0
 
 
-@pytest.mark.parametrize("name", ["KimiLinear", "GptOss", "Qwen3Next", "DeepseekV3", "FalconH1", "Gemma4", "Llama4"])
+@pytest.mark.parametrize("name", ["KimiLinear", "GptOss", "DeepseekV3", "FalconH1", "Gemma4"])
 def test_answers_of_entries_in_fp8_are_those_of_a_cache_that_rounds(name: str) -> None:
-    """Latents, windows and sinks, states, full attention alone, shared entries and chunks: cut and resumed anywhere."""
+    """Latents, windows and sinks, full attention alone, states in the same layers, shared entries: cut anywhere."""
     seed, types = SOUND.index(name), StoredTypes("fp8_e4m3")
     engine = MiniEngine(tiny_model(name), scarce(name, types), seed, types=types)
     requests = drive(engine, seed)
