@@ -39,6 +39,8 @@ from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.tensor_parallel import layout_of_share, split_model
 
 TOLERANCE = 1e-4
+FLIP = 1e-2
+"""For entries in fp8: a number that lies halfway between two is rounded either way."""
 BLOCKS = 4000
 FAMILIES = {"KDA": "KimiLinear", "GatedDeltaNet": "Qwen3Next", "Mamba-2": "GraniteMoeHybrid", "window": "GptOss"}
 """What each model has beside full attention."""
@@ -221,7 +223,8 @@ def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
         prompt = tuple(request.request.tokens.tolist())
         answer, first = generated(case.model, prompt, request.request.max_tokens, case.entries)
         assert request.answer.tolist() == answer
-        assert (driver.executor.first[prompt] - first).abs().max().item() < TOLERANCE
+        tolerance = TOLERANCE if case.types is AS_COMPUTED else FLIP
+        assert (driver.executor.first[prompt] - first).abs().max().item() < tolerance
     assert hits(driver) == one_rank(case.model)
     assert driver.scheduler.counters.preemptions > 0
     merge = driver.executor.ranked.ranks.merges[0]
