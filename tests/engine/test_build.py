@@ -60,7 +60,7 @@ def test_frequencies_that_change_with_the_length_are_capped_and_told(caplog: pyt
 
 
 def test_smaller_types_are_measured_told_of_and_hit_as_they_were_stored():
-    """Entries: the answers of a cache that rounds. States: a prompt that is resumed where it was stored goes on alike."""
+    """A prompt that is resumed from rounded entries, or a rounded state, goes on as it did."""
     prompt = np.random.default_rng(1).integers(3, 256, 90).astype(np.int32)
     for name, options in (("GptOss", {"kv_dtype": "fp8"}), ("Qwen3Next", {"state_dtype": "bf16"})):
         built = engine_of(loaded(name), EngineConfig(memory=8 << 20, max_batched_tokens=64, **options))

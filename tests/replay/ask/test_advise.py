@@ -230,7 +230,7 @@ def test_the_least_memory_that_is_nearly_enough_is_told() -> None:
 def test_flags() -> None:
     values = {"tp": 8, "dcp": 8, "kv_dtype": "fp8", "state_dtype": "bf16"}
     told = flags(Setup("kimi-k3", values, 20 * GB, None, 50_000_000, 3456.0, 1.0, 4))
-    assert told["Headway"].endswith("--memory 20000000000 --kv-dtype fp8_e4m3 --state-dtype bf16 --max-running 32")
+    assert told["Headway"].endswith("--memory 20000000000 --kv-dtype fp8_e4m3 --state-dtype bf16")
     assert flags(Setup("k", values | {"kv_dtype": "fp8_ds_mla"}, None, None, 0, 1.0, 1.0, 4))["Headway"] == UNSERVED
     assert told["vLLM"] == (
         "vllm serve kimi-k3 --tensor-parallel-size 8 --decode-context-parallel-size 8 --kv-cache-memory-bytes "
