@@ -44,10 +44,8 @@ def inspect(
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
-    kv_dtype: Annotated[
-        str, typer.Option(help="What attention entries are stored as: auto, bf16 or fp8_e4m3.")
-    ] = "auto",
-    state_dtype: Annotated[str, typer.Option(help="What recurrent states are stored as: auto, fp32 or bf16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Attention entries are stored as auto, bf16 or fp8_e4m3.")] = "auto",
+    state_dtype: Annotated[str, typer.Option(help="Recurrent states are stored as auto, fp32 or bf16.")] = "auto",
     device: Annotated[str, typer.Option(help="The device it would run on; decides what auto means.")] = "cpu",
     draft: Annotated[
         str, typer.Option(help="Drafter, as for headway serve: none, lookup, mtp, dspark, or the folder of a drafter.")
@@ -63,7 +61,7 @@ def inspect(
     require_ranks(tp, dcp, interleave, pcp)
     require_stripes(interleave, block_tokens)
     types = StoredTypes.read(kv_dtype, state_dtype)
-    folder = Path(resolve_source(model)[1])
+    path = Path(resolve_source(model)[1])
     if not as_json:
         Console(stderr=True).print("starting ...", highlight=False)
     from headway.runtime.drafting.loading import groups_without_weights  # these import torch, which takes seconds
@@ -75,8 +73,7 @@ def inspect(
 
     parallel = layout_of_ranks(tp, dcp, interleave, pcp)
     name, layout = layout_of_rank(model, dtype, tp, dcp, device)
-    held = folder if folder.is_dir() else None
-    drafter = () if draft == "none" else groups_without_weights(draft, held, layout.dtype)
+    drafter = () if draft == "none" else groups_without_weights(draft, path if path.is_dir() else None, layout.dtype)
     ranks = parallel.tp * parallel.pcp
     if size is None:
         size = default_memory("cpu") // ranks  # as headway serve does: ranks on CPUs of one machine share its memory

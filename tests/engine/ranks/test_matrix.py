@@ -41,6 +41,8 @@ from headway.runtime.parallel.tensor_parallel import layout_of_share, split_mode
 TOLERANCE = 1e-4
 FLIP = 1e-2
 """For entries in fp8: a number that lies halfway between two is rounded either way."""
+ROUNDED = 0.1
+"""For states in bf16, beside an answer without rounding."""
 BLOCKS = 4000
 FAMILIES = {"KDA": "KimiLinear", "GatedDeltaNet": "Qwen3Next", "Mamba-2": "GraniteMoeHybrid", "window": "GptOss"}
 """What each model has beside full attention."""
@@ -223,7 +225,7 @@ def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
         prompt = tuple(request.request.tokens.tolist())
         answer, first = generated(case.model, prompt, request.request.max_tokens, case.entries)
         assert request.answer.tolist() == answer
-        tolerance = TOLERANCE if case.types is AS_COMPUTED else FLIP
+        tolerance = TOLERANCE if case.types is AS_COMPUTED else FLIP if case.types is FP8 else ROUNDED
         assert (driver.executor.first[prompt] - first).abs().max().item() < tolerance
     assert hits(driver) == one_rank(case.model)
     assert driver.scheduler.counters.preemptions > 0
