@@ -23,7 +23,7 @@ from headway.runtime.quality import Quality
 from headway.runtime.selfcheck import SelfCheck, Verdict
 
 FP8 = StoredTypes("fp8_e4m3")
-LOAD = Load("model", "fp32", 2, 2, 1, Rendezvous(host="a", port=5), "a2a", 3.0, DraftSource("mtp", 3, "match"), FP8)
+LOAD = Load("model", "fp32", 2, 2, 1, Rendezvous(host="a", port=5), "a2a", 3.0, DraftSource("mtp", 3, "match"), 2, FP8)
 CHECK = SelfCheck(Verdict.STEPS_ONLY, 96, 1e-7, float("inf"), 0.0, 1e-6, "is off")
 LOADED = Loaded(1 << 40, (1, 2), CHECK, Quality(FP8, 9, 2.0, float("inf"), 0.5))
 DTYPES = ("<i4", "<i8")
