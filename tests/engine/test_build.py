@@ -16,8 +16,11 @@ from headway.engine import EngineConfig, GenerationRequest, ParallelConfig, buil
 from headway.engine.build import build_engine, engine_of
 from headway.engine.tier_options import TierOptions
 from headway.errors import ConfigError, ModelError
+from headway.runtime.interface import StoredTypes
 from headway.runtime.loading import LoadedModel
 from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.stored import stored_layout
+from headway.runtime.quality import Quality
 
 
 def loaded(name: str, folder: Path | None = None) -> LoadedModel:
@@ -54,6 +57,32 @@ def test_frequencies_that_change_with_the_length_are_capped_and_told(caplog: pyt
     built = engine_of(LoadedModel("m", model, tiny.tokenizer(), inspect_model(model)), EngineConfig(memory=8 << 20))
     assert built.engine.max_model_len == config.max_position_embeddings
     assert f"requests are limited to {config.max_position_embeddings} tokens" in caplog.text
+
+
+def test_smaller_types_are_measured_told_of_and_hit_as_they_were_stored():
+    """A prompt that is resumed from rounded entries, or a rounded state, goes on as it did."""
+    prompt = np.random.default_rng(1).integers(3, 256, 90).astype(np.int32)
+    for name, options in (("GptOss", {"kv_dtype": "fp8"}), ("Qwen3Next", {"state_dtype": "bf16"})):
+        built = engine_of(loaded(name), EngineConfig(memory=8 << 20, max_batched_tokens=64, **options))
+        engine = built.engine.start()
+        try:
+            first, again = (engine.submit(GenerationRequest(prompt, 8, ignore_eos=True)).result(300) for _ in range(2))
+        finally:
+            engine.close()
+        assert built.quality is not None
+        assert built.quality.types == StoredTypes.read(**{"kv_dtype": "auto", "state_dtype": "auto"} | options)
+        assert built.engine.cache.geometry.groups[0].spec == built.layout.groups[0]
+        assert built.layout == stored_layout(loaded(name).layout, built.quality.types)
+        assert (first.cached_tokens, again.cached_tokens) == (0, 89)
+        assert list(again.tokens) == list(first.tokens)
+    assert engine_of(loaded("Qwen3Next"), EngineConfig(memory=8 << 20)).quality is None
+
+
+def test_harm_that_a_type_does_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    harmed = Quality(StoredTypes("fp8_e4m3"), 99, 20.0, 30.0, 0.5)
+    monkeypatch.setattr(build, "quality_of", lambda *_: harmed)
+    assert engine_of(loaded("GptOss"), EngineConfig(memory=8 << 20, kv_dtype="fp8_e4m3")).quality == harmed
+    assert "perplexity 30 instead of 20" in caplog.text
 
 
 def test_a_model_that_cannot_verify_drafts_is_refused():

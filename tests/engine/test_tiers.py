@@ -54,14 +54,19 @@ def asked(made: Engine, prompts: Sequence[tuple[int, ...]], salt: str = "") -> l
     return [made.submit(request).result(120) for request in requests]
 
 
-def check(name: str, results: Sequence[RequestResult], prompts: Sequence[tuple[int, ...]]) -> None:
+def check(
+    name: str,
+    results: Sequence[RequestResult],
+    prompts: Sequence[tuple[int, ...]],
+    entries: torch.dtype | None = None,
+) -> None:
     for prompt, result in zip(prompts, results, strict=True):
-        assert list(result.tokens) == generated(name, prompt, 8)[0]
+        assert list(result.tokens) == generated(name, prompt, 8, entries)[0]
 
 
-def small_memory(name: str, folder: Path) -> int:
+def small_memory(name: str, folder: Path, **options: str) -> int:
     """Room for about two of the prompts."""
-    with engine(name, folder, TierOptions(), memory=8 << 20) as made:
+    with engine(name, folder, TierOptions(), memory=8 << 20, **options) as made:
         geometry = made.cache.geometry
     return 2 * geometry.peak_blocks(96) * (-(-geometry.block_bytes // 64) * 64)
 
@@ -80,6 +85,24 @@ def test_what_memory_gave_up_comes_back_from_the_host_and_over_a_restart_from_th
         restarted = asked(made, PROMPTS[:3])
     check(name, restarted, PROMPTS[:3])
     assert [(one.cached_tokens, one.loaded) for one in restarted] == [(69, {"disk": 69})] * 3
+
+
+@pytest.mark.parametrize("name", ["KimiLinear", "GptOss"])
+def test_entries_in_fp8_come_back_from_the_host_and_the_disk_and_to_no_other_types(name: str, tmp_path: Path):
+    fp8 = {"kv_dtype": "fp8_e4m3"}
+    tiers = TierOptions(host_memory=64 << 20, disk=f"{tmp_path}/disk:100MB")
+    with engine(name, tmp_path, tiers, memory=small_memory(name, tmp_path, **fp8), **fp8) as made:
+        check(name, asked(made, PROMPTS), PROMPTS, torch.float8_e4m3fn)
+        again = asked(made, PROMPTS)
+        check(name, again, PROMPTS, torch.float8_e4m3fn)
+    assert [one.cached_tokens for one in again] == [69] * 6
+    assert sum("host" in one.loaded for one in again) >= 3
+    others = [{}, {"kv_dtype": "bf16"}, *([fp8 | {"state_dtype": "bf16"}] if name == "KimiLinear" else [])]
+    for types, tokens in (*((other, 0) for other in others), (fp8, 69)):
+        with engine(name, tmp_path, tiers, memory=8 << 20, **types) as made:
+            (result,) = asked(made, PROMPTS[:1])
+        assert result.cached_tokens == tokens, types
+    check(name, [result], PROMPTS[:1], torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("block_tokens", [5, 32])

@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 from headway.cache import CacheConfig, CheckpointRemoved, Event, Lease, PrefixCache, Prompt, ResidentShrunk
 from headway.runtime.forward.batch import batch_of
 from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.interface import AS_COMPUTED, StoredTypes
 from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.stored import stored_layout
 
 __all__ = ["MiniEngine", "Request"]
 
@@ -40,9 +42,15 @@ class MiniEngine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, blocks: int, seed: int, block_tokens: int = 16, max_chunk: int = 70
+        self,
+        model: PreTrainedModel,
+        blocks: int,
+        seed: int,
+        block_tokens: int = 16,
+        max_chunk: int = 70,
+        types: StoredTypes = AS_COMPUTED,
     ) -> None:
-        self.layout = inspect_model(model)
+        self.layout = stored_layout(inspect_model(model), types)
         config = CacheConfig(self.layout.groups, blocks, block_tokens=block_tokens, cost=self.layout.cost, check=True)
         self.cache = PrefixCache(config)
         self.runner = ModelRunner(model, self.layout, self.cache.geometry, blocks)

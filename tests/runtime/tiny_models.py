@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import transformers
 from tests.runtime.tiny_configs import COMMON, LONG, MODELS, MORE, REFUSED, WIDE
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from headway.models import kimi_k3
+from headway.runtime.model.inspection import cache_argument
 
 SOUND = (
     "KimiLinear",
@@ -65,15 +67,33 @@ def with_random_weights(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model
 
 
+class RoundedCache(DynamicCache):
+    """transformers' own cache, of entries that were rounded to a type before it took them."""
+
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+        super().__init__(config=config)
+        self._dtype = dtype
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        limit = torch.finfo(self._dtype).max
+        rounded = (t.clamp(-limit, limit).to(self._dtype).to(t.dtype) for t in (key_states, value_states))
+        return super().update(*rounded, *args, **kwargs)
+
+
 @cache
-def generated(name: str, prompt: tuple[int, ...], count: int) -> tuple[list[int], torch.Tensor]:
+def generated(
+    name: str, prompt: tuple[int, ...], count: int, entries: torch.dtype | None = None
+) -> tuple[list[int], torch.Tensor]:
     """Greedy answer of a tiny model by transformers alone, and the logits of its first token."""
-    return answer_of(tiny_model(name), prompt, count)
+    return answer_of(tiny_model(name), prompt, count, entries)
 
 
-def answer_of(model: PreTrainedModel, prompt: Sequence[int], count: int) -> tuple[list[int], torch.Tensor]:
+def answer_of(
+    model: PreTrainedModel, prompt: Sequence[int], count: int, entries: torch.dtype | None = None
+) -> tuple[list[int], torch.Tensor]:
     """Greedy answer of a model by transformers alone, and the logits of its first token."""
     tokens = torch.tensor([prompt])
+    held = {} if entries is None else {cache_argument(model): RoundedCache(model.config, entries)}
     output = model.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
@@ -82,5 +102,6 @@ def answer_of(model: PreTrainedModel, prompt: Sequence[int], count: int) -> tupl
         output_logits=True,
         return_dict_in_generate=True,
         pad_token_id=0,
+        **held,
     )
     return output.sequences[0, len(prompt) :].tolist(), output.logits[0][0]

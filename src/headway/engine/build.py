@@ -50,6 +50,8 @@ from headway.runtime.model.memory import (
     capacity,
     default_memory,
 )
+from headway.runtime.model.stored import stored_layout
+from headway.runtime.quality import Quality, quality_of
 from headway.runtime.selfcheck import SelfCheck, self_check
 from headway.sizes import counted, format_bytes
 
@@ -78,6 +80,7 @@ class BuiltEngine:
         check: What the self-check found.
         capacity: What the cache's memory holds.
         drafts: Who chooses the lengths of drafts; None without drafts.
+        quality: What the types that the cache stores as cost; None where it stores as the model computes.
     """
 
     name: str
@@ -87,6 +90,7 @@ class BuiltEngine:
     check: SelfCheck
     capacity: Capacity
     drafts: DraftPlanner | None = None
+    quality: Quality | None = None
 
 
 def build_engine(source: str | None, config: EngineConfig, progress: Progress = lambda text: None) -> BuiltEngine:
@@ -120,21 +124,25 @@ def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = la
     """
     if config.parallel.kind != "local":
         raise ConfigError("a loaded model runs in this process alone: name it to `build_engine` for ranks to load it")
+    layout = stored_layout(loaded.layout, config.stored)
     progress("checking that the model continues from what it has cached")
     check = self_check(loaded.model, loaded.layout)
     drafts = DraftSource.of(config)
     require_verifiable(drafts, loaded.name, check)
     drafter = drafts.load(loaded)
-    config = _after_check(config, loaded.layout, check)
+    config = _after_check(config, layout, check)
+    if layout != loaded.layout:
+        progress("measuring what storing as smaller types costs in quality")
+    quality = _told(quality_of(loaded, config.stored, check.single_steps))
     progress("making room for the cache")
     memory = default_memory(loaded.model.device) if config.memory is None else config.memory
-    cache = PrefixCache(_cache_config(loaded.layout, config, memory, () if drafter is None else drafter.groups))
-    runner = ModelRunner(loaded.model, loaded.layout, cache.geometry, cache.config.blocks, check.single_steps)
+    cache = PrefixCache(_cache_config(layout, config, memory, () if drafter is None else drafter.groups))
+    runner = ModelRunner(loaded.model, layout, cache.geometry, cache.config.blocks, check.single_steps)
     host = _host_blocks(config, cache.geometry)
     if drafter is not None:
         progress("measuring what a draft costs")
     source = str(loaded.folder or loaded.name)
-    whole = _Model(loaded.name, loaded.layout, loaded.tokenizer, end_tokens(loaded), check, source)
+    whole = _Model(loaded.name, layout, loaded.tokenizer, end_tokens(loaded), check, source, quality)
     grammars = whole.grammars(config)
     speculator, measured = speculator_of(drafts, runner, drafter, config.max_running, grammars=grammars)
     return whole.on(cache, LocalExecutor(runner, speculator, grammars, host), config, measured, grammars)
@@ -143,12 +151,13 @@ def engine_of(loaded: LoadedModel, config: EngineConfig, progress: Progress = la
 def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress) -> BuiltEngine:
     """Start the ranks, load the model on each, and build an engine that drives them."""
     parallel = config.parallel
-    name, layout = layout_of_rank(source, config.dtype, parallel.tp, parallel.dcp, config.device)
+    name, computed = layout_of_rank(source, config.dtype, parallel.tp, parallel.dcp, config.device)
+    layout = stored_layout(computed, config.stored)
     tokenizer = load_tokenizer(source)
     drafts = DraftSource.of(config)
     drafter = _drafter_groups(drafts, source, config)
     _refuse_impossible(name, layout, config, drafter)
-    executor = RankedExecutor(_launcher(config), source, config.dtype, parallel, drafts)
+    executor = RankedExecutor(_launcher(config), source, config.dtype, parallel, drafts, config.stored)
     try:
         progress(f"starting {parallel.ranks} ranks ({parallel.kind}), which load the model and check it")
         loaded = executor.load()
@@ -157,10 +166,11 @@ def _build_on_ranks(source: str | None, config: EngineConfig, progress: Progress
         require_verifiable(drafts, name, check)
         _require_shareable(parallel, name, check)
         config = _after_check(config, layout, check)
+        quality = _told(loaded[0].quality)
         progress("making room for the cache on every rank")
         cache = PrefixCache(_cache_config(layout, config, _memory(loaded, config), drafter))
         measured = _make_room(executor, cache, config, check)
-        whole = _Model(name, layout, tokenizer, loaded[0].eos, check, source)
+        whole = _Model(name, layout, tokenizer, loaded[0].eos, check, source, quality)
         return whole.on(cache, executor, config, measured, whole.grammars(config))
     except BaseException:
         executor.close()
@@ -173,6 +183,7 @@ class _Model:
 
     Attributes:
         source: Where its weights are, as for `load_model`.
+        quality: See `BuiltEngine`.
     """
 
     name: str
@@ -181,6 +192,7 @@ class _Model:
     eos: tuple[int, ...]
     check: SelfCheck
     source: str | None
+    quality: Quality | None = None
 
     def grammars(self, config: EngineConfig) -> Grammars:
         """Forms of answers in the model's tokens. On a tokenizer of their own: it is read by other threads."""
@@ -222,7 +234,15 @@ class _Model:
             executor.meanwhile = partial(cache.catch_up, _TOLD_MEANWHILE)
         engine = Engine(cache, executor, config, facts, planner=planner, lower=lower)
         room = capacity(cache.config.blocks, cache.geometry)
-        return BuiltEngine(self.name, engine, HubTokenizer(tokenizer), self.layout, self.check, room, planner)
+        tokens = HubTokenizer(tokenizer)
+        return BuiltEngine(self.name, engine, tokens, self.layout, self.check, room, planner, self.quality)
+
+
+def _told(quality: Quality | None) -> Quality | None:
+    """The same, with a warning where a type does harm."""
+    if quality is not None and quality.warning is not None:
+        logger.warning("%s", quality.warning)
+    return quality
 
 
 def _identity(source: str | None, drafts: DraftSource) -> bytes:

@@ -11,7 +11,14 @@ from headway.cache import DEFAULT_PLACEMENT, EVICTIONS, ParallelLayout, check_pl
 from headway.engine.tier_options import TierOptions
 from headway.errors import ConfigError
 from headway.option_records import Written, option
-from headway.runtime.interface import COMMUNICATIONS, MOST_DRAFT_TOKENS, AcceptanceRule, require_ranks, require_stripes
+from headway.runtime.interface import (
+    COMMUNICATIONS,
+    MOST_DRAFT_TOKENS,
+    AcceptanceRule,
+    StoredTypes,
+    require_ranks,
+    require_stripes,
+)
 from headway.sizes import parse_bytes
 
 __all__ = ["DEFAULT_WAIT_TOKENS", "EXECUTORS", "ON_RANK_FAILURE", "EngineConfig", "ParallelConfig"]
@@ -158,6 +165,17 @@ class EngineConfig:
         Written(partial(parse_bytes, option="--memory")),
     ] = None
     block_tokens: Annotated[int, option(_CACHE, "Tokens in a block.")] = 16
+    kv_dtype: Annotated[
+        str,
+        option(
+            _CACHE,
+            "What attention entries are stored as: auto (as the model computes), bf16, or fp8_e4m3, which takes half "
+            "the memory of bf16. What that costs in quality is measured at start.",
+        ),
+    ] = "auto"
+    state_dtype: Annotated[
+        str, option(_CACHE, "What recurrent states are stored as: auto (as the model computes), fp32 or bf16.")
+    ] = "auto"
     placement: Annotated[
         tuple[str, ...],
         option(_CACHE, "Which positions get a checkpoint, separated by commas; interval:N for every N tokens."),
@@ -235,12 +253,18 @@ class EngineConfig:
                 "options"
             )
         require_stripes(self.parallel.interleave, self.block_tokens)
+        StoredTypes.read(self.kv_dtype, self.state_dtype)
         self._check_drafts()
         check_placement(self.placement)
         if self.eviction not in EVICTIONS:
             raise ConfigError(f"eviction is {self.eviction!r}, it must be one of {', '.join(EVICTIONS)}")
         if self.step_price is not None and not self.step_price >= 1:
             raise ConfigError(f"step_price is {self.step_price}, it must be at least 1")
+
+    @property
+    def stored(self) -> StoredTypes:
+        """What the cache stores entries and states as."""
+        return StoredTypes.read(self.kv_dtype, self.state_dtype)
 
     def least_hit(self, tokens: int) -> int:
         """First position of a prompt of `tokens` tokens from which it pays to go on.

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headway.runtime.interface import require_ranks, require_stripes
+from headway.runtime.interface import StoredTypes, require_ranks, require_stripes
 from headway.runtime.sources import resolve_source
 from headway.sizes import parse_bytes
 
@@ -44,6 +44,8 @@ def inspect(
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Attention entries are stored as auto, bf16 or fp8_e4m3.")] = "auto",
+    state_dtype: Annotated[str, typer.Option(help="Recurrent states are stored as auto, fp32 or bf16.")] = "auto",
     device: Annotated[str, typer.Option(help="The device it would run on; decides what auto means.")] = "cpu",
     draft: Annotated[
         str, typer.Option(help="Drafter, as for headway serve: none, lookup, mtp, dspark, or the folder of a drafter.")
@@ -58,7 +60,8 @@ def inspect(
     size = None if memory is None else parse_bytes(memory, "--memory")
     require_ranks(tp, dcp, interleave, pcp)
     require_stripes(interleave, block_tokens)
-    folder = Path(resolve_source(model)[1])
+    types = StoredTypes.read(kv_dtype, state_dtype)
+    path = Path(resolve_source(model)[1])
     if not as_json:
         Console(stderr=True).print("starting ...", highlight=False)
     from headway.runtime.drafting.loading import groups_without_weights  # these import torch, which takes seconds
@@ -66,15 +69,15 @@ def inspect(
     from headway.runtime.model.layout import layout_of_ranks
     from headway.runtime.model.memory import default_memory
     from headway.runtime.model.overview import inspection_of
+    from headway.runtime.model.stored import stored_layout
 
     parallel = layout_of_ranks(tp, dcp, interleave, pcp)
     name, layout = layout_of_rank(model, dtype, tp, dcp, device)
-    held = folder if folder.is_dir() else None
-    drafter = () if draft == "none" else groups_without_weights(draft, held, layout.dtype)
+    drafter = () if draft == "none" else groups_without_weights(draft, path if path.is_dir() else None, layout.dtype)
     ranks = parallel.tp * parallel.pcp
     if size is None:
         size = default_memory("cpu") // ranks  # as headway serve does: ranks on CPUs of one machine share its memory
-    found = inspection_of(name, layout, parallel, size, block_tokens, drafter=drafter)
+    found = inspection_of(name, stored_layout(layout, types), parallel, size, block_tokens, drafter=drafter)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2))
         return

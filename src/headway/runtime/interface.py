@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headway.errors import ConfigError, RequestError
 
 __all__ = [
+    "AS_COMPUTED",
     "COMMUNICATIONS",
     "GREEDY",
     "MAX_TOP_LOGPROBS",
@@ -30,6 +31,7 @@ __all__ = [
     "RowFault",
     "SampleRow",
     "SamplingParams",
+    "StoredTypes",
     "TokenLogprob",
     "require_ranks",
     "require_stripes",
@@ -53,6 +55,38 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "presence_penalty": (-2.0, 2.0, "between -2 and 2"),
     "frequency_penalty": (-2.0, 2.0, "between -2 and 2"),
 }
+
+
+@dataclass(frozen=True)
+class StoredTypes:
+    """Types that the cache stores as, by the names that options use; `auto` is what the model computes with.
+
+    Attributes:
+        entries: Of attention entries: `auto`, `fp32`, `bf16` or `fp8_e4m3`.
+        states: Of recurrent states: `auto`, `fp32` or `bf16`.
+    """
+
+    entries: str = "auto"
+    states: str = "auto"
+
+    @classmethod
+    def read(cls, kv_dtype: str, state_dtype: str) -> StoredTypes:
+        """Read two options; `fp8` is short for `fp8_e4m3`.
+
+        Raises:
+            ConfigError: Other types.
+        """
+        entries = {"fp8": "fp8_e4m3"}.get(kv_dtype, kv_dtype)
+        if entries not in ("auto", "fp32", "bf16", "fp8_e4m3"):
+            raise ConfigError(f"--kv-dtype is {kv_dtype!r}, it must be auto, fp32, bf16 or fp8_e4m3")
+        if state_dtype not in ("auto", "fp32", "bf16"):
+            more = ": a state gathers up what rounding loses, so none is stored as fp8" if "fp8" in state_dtype else ""
+            raise ConfigError(f"--state-dtype is {state_dtype!r}, it must be auto, fp32 or bf16{more}")
+        return cls(entries, state_dtype)
+
+
+AS_COMPUTED = StoredTypes()
+"""Everything is stored as the model computes with it."""
 
 
 @dataclass(frozen=True)

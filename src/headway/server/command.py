@@ -348,6 +348,8 @@ def _announce(console: Console, built: BuiltEngine, options: ServerOptions, list
         console.print(
             f"  drafts: {built.drafts.name}, up to {counted(built.drafts.most, 'token')}, judged by {config.draft_rule}"
         )
+    if built.quality is not None:
+        console.print(f"  {built.quality.told}", highlight=False, markup=False, soft_wrap=True)
     for line in _told_below(built):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"  checkpoints at: {', '.join(config.placement)}")

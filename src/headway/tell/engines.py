@@ -36,7 +36,7 @@ WATCH = {
 }
 """By engine: its metrics, and what they say."""
 
-UNSERVED = "not served by this release: fp8 entries (the figures are the cache's own)"
+UNSERVED = "not served by this release: fp8_ds_mla entries (the figures are the cache's own)"
 """What stands in place of a command that `headway serve` would refuse."""
 
 _HEADWAY_RUNNING = 64
@@ -104,11 +104,13 @@ def beside_running(memory: int, running: int, state_bytes: int) -> int:
 
 
 def _headway(setup: Setup) -> str:
-    if setup.values["kv_dtype"].startswith("fp8"):
+    if setup.values["kv_dtype"] == "fp8_ds_mla":
         return UNSERVED
     parts = [f"headway serve {setup.model}"]
     parts += [f"--{name} {setup.values[name]}" for name in ("tp", "dcp", "pcp") if setup.values.get(name, 1) > 1]
     parts += [f"--memory {setup.memory}"] if setup.memory is not None else []
+    parts += ["--kv-dtype fp8_e4m3"] if setup.values["kv_dtype"].startswith("fp8") else []
+    parts += ["--state-dtype bf16"] if setup.values["state_dtype"] == "bf16" and setup.state_bytes else []
     parts += [f"--host-memory {size}"] if (size := setup.values.get("host_memory", "0")) != "0" else []
     parts += ["--disk FOLDER:SIZE"] if setup.values.get("disk", "0") != "0" else []
     parts += ["--store URL"] if setup.values.get("store", "0") != "0" else []

@@ -22,6 +22,7 @@ from headway.runtime.drafting.speculator import Speculator
 from headway.runtime.forward.batch import RunBatch, RunResult
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.runner import Judge
+from headway.runtime.interface import AS_COMPUTED, StoredTypes
 
 
 class ThreadRanks:
@@ -30,7 +31,7 @@ class ThreadRanks:
     The memory of all ranks starts full of NaN. `first` has the logits of first tokens by prompt.
 
     `drafters` are one a rank, or none; `rule` says how their drafts are judged. With `split`, each rank has its share
-    of the weights. `grammars` are those of rank 0. Each has `host_blocks` blocks in host memory.
+    of the weights. `grammars` are those of rank 0. Each has `host_blocks` blocks in host memory. All store as `types`.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class ThreadRanks:
         split: bool = False,
         grammars: Grammars | None = None,
         host_blocks: int = 0,
+        types: StoredTypes = AS_COMPUTED,
     ) -> None:
-        self.ranked = RankedRunner(model, geometry, blocks, form, split=split)
+        self.ranked = RankedRunner(model, geometry, blocks, form, split=split, types=types)
         self._geometry = geometry
         for data in self.ranked.arenas:
             data.fill_(0xFF)

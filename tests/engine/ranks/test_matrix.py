@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.engine.ranks.rank_executor import ThreadRanks
 from tests.runtime.drafting.published_drafts import published_reference, save_published
 from tests.runtime.drafting.tiny_drafters import TOKENS, Improved, save_tiny
@@ -29,13 +30,19 @@ from headway.cache import CacheConfig, PrefixCache, Prompt
 from headway.engine import DraftPlanner, EngineConfig, GenerationRequest, RunningRequest, Scheduler
 from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.drafting.loading import load_drafter
+from headway.runtime.interface import AS_COMPUTED, StoredTypes
 from headway.runtime.model.inspection import inspect_model
 from headway.runtime.model.layout import ModelLayout
+from headway.runtime.model.stored import stored_layout
 from headway.runtime.parallel import prefill_context
 from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.tensor_parallel import layout_of_share, split_model
 
 TOLERANCE = 1e-4
+FLIP = 1e-2
+"""For entries in fp8: a number that lies halfway between two is rounded either way."""
+ROUNDED = 0.1
+"""For states in bf16, beside an answer without rounding."""
 BLOCKS = 4000
 FAMILIES = {"KDA": "KimiLinear", "GatedDeltaNet": "Qwen3Next", "Mamba-2": "GraniteMoeHybrid", "window": "GptOss"}
 """What each model has beside full attention."""
@@ -55,6 +62,7 @@ class Case:
     drafter: str = "none"
     tp: int = 1
     pcp: int = 1
+    types: StoredTypes = AS_COMPUTED
 
     @property
     def alike(self) -> int:
@@ -67,7 +75,13 @@ class Case:
 
     def __str__(self) -> str:
         pcp = f"-pcp{self.pcp}" if self.pcp > 1 else ""
-        return f"{self.model}-tp{self.tp}-dcp{self.dcp}{pcp}-{self.interleave}-{self.form}-{self.drafter}"
+        types = "".join(f"-{name}" for name in (self.types.entries, self.types.states) if name != "auto")
+        return f"{self.model}-tp{self.tp}-dcp{self.dcp}{pcp}-{self.interleave}-{self.form}-{self.drafter}{types}"
+
+    @property
+    def entries(self) -> torch.dtype | None:
+        """What entries are rounded to."""
+        return torch.float8_e4m3fn if self.types.entries == "fp8_e4m3" else None
 
 
 LAYOUTS = [(2, 1, "ag_rs"), (2, 16, "a2a"), (4, 1, "a2a"), (4, 16, "ag_rs")]
@@ -95,6 +109,10 @@ PREFILLS = [
 ]
 """Ranks that share the tokens of long forwards."""
 CASES += PREFILLS
+FP8 = StoredTypes("fp8_e4m3")
+CASES += [Case("KimiLinear", *LAYOUTS[0], types=FP8), Case("GptOss", *LAYOUTS[3], types=FP8)]
+CASES += [Case("KimiK3", 4, 16, "a2a", tp=4, types=FP8), Case("Qwen3NextWide", 2, 16, tp=4, types=FP8)]
+CASES += [Case("FalconH1", pcp=2, types=FP8), Case("Qwen3Next", pcp=2, types=StoredTypes("auto", "bf16"))]
 DRAFTERS = ("mtp", "dspark")
 DRAFTED = [Case(model, *layout, kind) for model, layout, kind in product(FAMILIES.values(), LAYOUTS, DRAFTERS)]
 DRAFTED += [Case(model, *rest, kind, tp) for model, (tp, *rest), kind in product(SHARED.values(), TENSORS, DRAFTERS)]
@@ -102,6 +120,7 @@ DRAFTED += [Case("KimiK3", 4, 16, "ag_rs", "latent", tp=4), Case("KimiK3", 2, 1,
 DRAFTED += [Case("KimiK3", 4, 1, "ag_rs", "latent"), Case("KimiK3", 2, 16, "ag_rs", "grouped", tp=4)]
 DRAFTED += [Case("KimiLinear", drafter="mtp", pcp=2), Case("Qwen3Next", drafter="dspark", pcp=2)]
 DRAFTED += [Case("KimiK3", 2, 1, drafter="latent", tp=2, pcp=2)]
+DRAFTED += [Case("Qwen3Next", *LAYOUTS[0], "mtp", types=FP8), Case("GptOss", *LAYOUTS[1], "dspark", types=FP8)]
 
 
 class Driver:
@@ -114,7 +133,8 @@ class Driver:
         groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
         config = CacheConfig(groups, BLOCKS, layout=parallel, block_tokens=16, cost=layout.cost, check=True)
         self.cache = PrefixCache(config)
-        self.executor = ThreadRanks(model, self.cache.geometry, BLOCKS, case.form, drafters, split=case.tp > 1)
+        ranks = (self.cache.geometry, BLOCKS, case.form, drafters)
+        self.executor = ThreadRanks(model, *ranks, split=case.tp > 1, types=case.types)
         planner = DraftPlanner(drafters[0].name, drafters[0].most) if drafters else None
         engine = EngineConfig(max_batched_tokens=48, max_running=4)
         self.long_rope = layout.long_rope
@@ -143,18 +163,18 @@ def layout_of_ranks(case: Case) -> ModelLayout:
     """What the driver knows of a rank, without any: from a model of shapes alone."""
     whole = inspect_model(tiny_model(case.model))
     if case.tp == 1:
-        return whole
+        return stored_layout(whole, case.types)
     model = copy.deepcopy(tiny_model(case.model)).to("meta")
     model.config._experts_implementation = "batched_mm"
     split_model(model, Rehearsal(case.tp))
-    return layout_of_share(whole, model, case.tp).over(case.dcp)
+    return stored_layout(layout_of_share(whole, model, case.tp).over(case.dcp), case.types)
 
 
-def prompts(model: str) -> list[tuple[list[int], int]]:
+def prompts(model: str, entries: torch.dtype | None = None) -> list[tuple[list[int], int]]:
     """Two prompts on one stem that part inside a block, a short one, a follow-up to an answer, and the second again."""
     rng = np.random.default_rng(SEED)
     stem, left, right = (rng.integers(3, 256, n).tolist() for n in (70, 25, 30))
-    answer, _ = generated(model, tuple(stem + left), 5)
+    answer, _ = generated(model, tuple(stem + left), 5, entries)
     followed = stem + left + answer + rng.integers(3, 256, 7).tolist()
     return [(stem + left, 5), (stem + right, 4), ([5], 8), (followed, 3), (stem + right, 2)]
 
@@ -162,7 +182,7 @@ def prompts(model: str) -> list[tuple[list[int], int]]:
 def drive(case: Case, drafters: Sequence[Drafter] = ()) -> Driver:
     """The second prompt comes while the first is computed, the last two when all is answered."""
     driver = Driver(case, drafters)
-    asked = prompts(case.model)
+    asked = prompts(case.model, case.entries)
     driver.add(*asked[0])
     for _ in range(3):
         driver.step()
@@ -203,9 +223,10 @@ def test_tokens_and_hits_are_those_of_one_rank(case: Case) -> None:
     driver = drive(case)
     for request in driver.requests:
         prompt = tuple(request.request.tokens.tolist())
-        answer, first = generated(case.model, prompt, request.request.max_tokens)
+        answer, first = generated(case.model, prompt, request.request.max_tokens, case.entries)
         assert request.answer.tolist() == answer
-        assert (driver.executor.first[prompt] - first).abs().max().item() < TOLERANCE
+        tolerance = TOLERANCE if case.types is AS_COMPUTED else FLIP if case.types is FP8 else ROUNDED
+        assert (driver.executor.first[prompt] - first).abs().max().item() < tolerance
     assert hits(driver) == one_rank(case.model)
     assert driver.scheduler.counters.preemptions > 0
     merge = driver.executor.ranked.ranks.merges[0]
@@ -226,7 +247,8 @@ def test_drafts_change_neither_tokens_nor_hits(case: Case, tmp_path: Path) -> No
     save = save_tiny if case.drafter in DRAFTERS else save_published
     source = str(save(case.drafter, tiny_model(name), tmp_path, SEED))
     plain = [load_drafter(source, copy.deepcopy(tiny_model(name)), None, TOKENS) for _ in range(case.ranks)]
-    answers = {tuple(p): generated(name, tuple(p), 8)[0] for p, _ in prompts(name)}
+    asked = [tuple(prompt) for prompt, _ in prompts(name, case.entries)]
+    answers = {prompt: generated(name, prompt, 8, case.entries)[0] for prompt in asked}
     improved = Improved(plain[0], answers, SEED)
     driver = drive(case, [improved, *plain[1:]])
     for request in driver.requests:

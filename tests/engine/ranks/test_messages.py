@@ -17,12 +17,15 @@ from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
 from headway.engine.ranks.messages import Answer, Load, Loaded, Prepared, RankFault, StepDone, compact, decode, encode
 from headway.errors import ConfigError
 from headway.runtime.forward.batch import batch_of
-from headway.runtime.interface import Constraint, SampleRow, SamplingParams
+from headway.runtime.interface import Constraint, SampleRow, SamplingParams, StoredTypes
 from headway.runtime.parallel.distributed import Rendezvous
+from headway.runtime.quality import Quality
 from headway.runtime.selfcheck import SelfCheck, Verdict
 
-LOAD = Load("model", "fp32", 2, 2, 1, Rendezvous(host="a", port=5), "a2a", 3.0, DraftSource("mtp", 3, "match"))
-LOADED = Loaded(1 << 40, (1, 2), SelfCheck(Verdict.STEPS_ONLY, 96, 1e-7, float("inf"), 0.0, 1e-6, "is off"))
+FP8 = StoredTypes("fp8_e4m3")
+LOAD = Load("model", "fp32", 2, 2, 1, Rendezvous(host="a", port=5), "a2a", 3.0, DraftSource("mtp", 3, "match"), 2, FP8)
+CHECK = SelfCheck(Verdict.STEPS_ONLY, 96, 1e-7, float("inf"), 0.0, 1e-6, "is off")
+LOADED = Loaded(1 << 40, (1, 2), CHECK, Quality(FP8, 9, 2.0, float("inf"), 0.5))
 DTYPES = ("<i4", "<i8")
 
 

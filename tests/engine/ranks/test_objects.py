@@ -16,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.engine.ranks.rank_executor import ThreadRanks
-from tests.engine.ranks.test_matrix import Case, layout_of_ranks
+from tests.engine.ranks.test_matrix import FP8, Case, layout_of_ranks
 from tests.runtime.drafting.published_drafts import save_published
 from tests.runtime.drafting.tiny_drafters import TOKENS, save_tiny
 from tests.runtime.parallel.rank_threads import layout_of
@@ -33,7 +33,7 @@ from headway.runtime.drafting.memory import EntrySizes
 from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.canonical import shares_of
 from headway.runtime.forward.moves import BlockMover
-from headway.runtime.interface import GREEDY, SampleRow
+from headway.runtime.interface import GREEDY, SampleRow, StoredTypes
 from headway.runtime.model.inspection import inspect_model
 
 BLOCKS, HOST_BLOCKS = 400, 60
@@ -61,6 +61,8 @@ CASES = [
     Case("FalconH1", 2, 16),
     Case("Lfm2", 2, 1),
     *(Case("KimiLinear", 2, 4, tp=2, pcp=2), Case("Gemma3Wide", 1, 1, tp=2, pcp=2), Case("FalconH1", pcp=3)),
+    Case("KimiK3", 4, 16, tp=4, types=FP8),
+    Case("Gemma3Wide", 2, 16, tp=4, types=FP8),
 ]
 DRAFTED = [Case("KimiLinear", 2, 16, "ag_rs", kind, 2) for kind in ("mtp", "dspark")]
 DRAFTED += [Case("KimiK3", 2, 16, "ag_rs", "latent", 4), Case("KimiK3", 2, 1, "ag_rs", "grouped")]
@@ -87,7 +89,8 @@ class World:
         groups = (*layout.groups, *(drafters[0].groups if drafters else ()))
         geometry = CacheGeometry(groups, layout_of(case.alike, case.interleave, case.dcp, case.pcp), block_tokens=16)
         split = case.tp > 1
-        executor = ThreadRanks(model, geometry, BLOCKS, case.form, drafters, split=split, host_blocks=HOST_BLOCKS)
+        more = {"split": split, "host_blocks": HOST_BLOCKS, "types": case.types}
+        executor = ThreadRanks(model, geometry, BLOCKS, case.form, drafters, **more)  # type: ignore[arg-type]
         ids = np.random.default_rng(case.ranks).permutation(BLOCKS).astype(np.int32)
         ends = np.cumsum([2 * table.blocks_for(POSITION + 1 + ANSWER) for table in geometry.tables])
         return cls(case, executor, geometry, [part.reshape(2, -1) for part in np.split(ids, ends)[:-1]])
@@ -151,13 +154,15 @@ class World:
 
 
 @cache
-def one_rank(model: str) -> tuple[World, list[bytes]]:
-    world = World.of(Case(model))
+def one_rank(model: str, types: StoredTypes) -> tuple[World, list[bytes]]:
+    world = World.of(Case(model, types=types))
     world.compute()
     return world, world.read(COMPUTED)
 
 
-def close(left: bytes, right: bytes) -> bool:
+def close(left: bytes, right: bytes, fp8: bool) -> bool:
+    if fp8:  # what lies halfway between two numbers is rounded either way
+        return len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) < 0.01 * len(left)
     a, b = (np.frombuffer(each, dtype=np.float32) for each in (left, right))
     return len(a) == len(b) and bool(np.all(np.abs(a - b) < TOLERANCE * np.maximum(1, np.abs(b))))
 
@@ -165,7 +170,7 @@ def close(left: bytes, right: bytes) -> bool:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_objects_go_from_any_ranks_to_any_others(case: Case) -> None:
     """Every block is full of NaN at first, and ids of what is written are others than those that were read."""
-    alone, expected = one_rank(case.model)
+    alone, expected = one_rank(case.model, case.types)
     world = World.of(case)
     assert world.executor.canonical == alone.executor.canonical, "the same key, the same sizes"
     assert all(group.certified for group in world.executor.canonical.values())
@@ -173,14 +178,14 @@ def test_objects_go_from_any_ranks_to_any_others(case: Case) -> None:
     objects = world.read(COMPUTED)
     for asked, got, want in zip(world.ranges(COMPUTED), objects, expected, strict=True):
         assert len(got) == world.executor.canonical[asked.group].bytes * asked.tokens
-        assert close(got, want), asked.group
+        assert close(got, want, case.types is FP8 and asked.group != "state"), asked.group
     world.write(WRITTEN, expected)
     assert world.read(WRITTEN) == expected, "bit for bit"
     alone.write(WRITTEN, objects)
     assert alone.read(WRITTEN) == objects
     answer = world.go_on(COMPUTED)
     assert world.go_on(WRITTEN) == alone.go_on(WRITTEN) == answer
-    assert answer == generated(case.model, tuple(PROMPT.tolist()), ANSWER)[0]
+    assert answer == generated(case.model, tuple(PROMPT.tolist()), ANSWER, case.entries)[0]
 
 
 @pytest.mark.parametrize("case", DRAFTED, ids=str)
@@ -193,7 +198,7 @@ def test_entries_of_drafters_are_one_ranks_to_write_and_all_ranks_to_read(case: 
     expected, objects = alone.read(COMPUTED), world.read(COMPUTED)
     assert world.executor.canonical == alone.executor.canonical
     assert world.executor.canonical["draft"].lookahead == int(case.drafter == "mtp")
-    assert all(close(got, want) for got, want in zip(objects, expected, strict=True))
+    assert all(close(got, want, False) for got, want in zip(objects, expected, strict=True))
     world.write(WRITTEN, expected)
     assert world.read(WRITTEN) == expected
     blocks = world.ranges(WRITTEN)[-1].blocks.tolist()

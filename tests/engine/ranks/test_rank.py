@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.runtime.drafting.tiny_drafters import save_tiny
 from tests.server import tiny
 from transformers import AutoModelForCausalLM
 
-from headway.cache import CacheConfig, PrefixCache, Prompt
+from headway.cache import CacheConfig, CacheGeometry, PrefixCache, Prompt
 from headway.engine import EngineConfig, ParallelConfig, StepWork
 from headway.engine.build import build_engine
 from headway.engine.ranks import rank as rank_module
@@ -36,8 +37,10 @@ from headway.engine.ranks.messages import (
 from headway.engine.ranks.rank import Rank
 from headway.errors import ConfigError
 from headway.runtime.drafting.mtp import MtpNetwork
-from headway.runtime.interface import GREEDY, Constraint, SampleRow
-from headway.runtime.loading import load_model
+from headway.runtime.interface import GREEDY, Constraint, SampleRow, StoredTypes
+from headway.runtime.loading import layout_of_rank, load_model
+from headway.runtime.model.memory import capacity
+from headway.runtime.model.stored import stored_layout
 from headway.runtime.parallel.distributed import CollectiveError, Rendezvous, TorchCommunicator, join_group, leave_group
 from headway.runtime.selfcheck import SelfCheck, Verdict
 
@@ -169,6 +172,19 @@ def test_memory_for_the_cache_is_what_the_drafter_leaves(source: Path, monkeypat
     assert isinstance(without, Loaded)
     assert isinstance(drafting, Loaded)
     assert drafting.memory == without.memory - 1
+
+
+def test_a_rank_measures_and_stores_as_it_is_told(source: Path) -> None:
+    rank, types = Rank(0, "cpu"), StoredTypes("fp8_e4m3", "bf16")
+    loaded = answer(rank, msgspec.structs.replace(load(source), stored=types)).result
+    assert isinstance(loaded, Loaded)
+    assert loaded.quality is not None
+    assert loaded.quality.types == types
+    prepared = answer(rank, ROOM).result
+    assert isinstance(prepared, Prepared)
+    geometry = CacheGeometry(stored_layout(layout_of_rank(str(source), "fp32")[1], types).groups, block_tokens=16)
+    assert prepared.bytes == capacity(ROOM.blocks, geometry).bytes
+    assert answer(Rank(0, "cpu"), load(source)).result.quality is None  # type: ignore[union-attr]
 
 
 # -- who says that there is no room -----------------------------------------------------------------------------------

@@ -230,7 +230,8 @@ def test_the_least_memory_that_is_nearly_enough_is_told() -> None:
 def test_flags() -> None:
     values = {"tp": 8, "dcp": 8, "kv_dtype": "fp8", "state_dtype": "bf16"}
     told = flags(Setup("kimi-k3", values, 20 * GB, None, 50_000_000, 3456.0, 1.0, 4))
-    assert told["Headway"] == UNSERVED, "headway serve has no fp8"
+    assert told["Headway"].endswith("--memory 20000000000 --kv-dtype fp8_e4m3 --state-dtype bf16")
+    assert flags(Setup("k", values | {"kv_dtype": "fp8_ds_mla"}, None, None, 0, 1.0, 1.0, 4))["Headway"] == UNSERVED
     assert told["vLLM"] == (
         "vllm serve kimi-k3 --tensor-parallel-size 8 --decode-context-parallel-size 8 --kv-cache-memory-bytes "
         "20000000000 --kv-cache-dtype fp8 --enable-prefix-caching --mamba-ssm-cache-dtype bfloat16"
@@ -245,7 +246,7 @@ def test_flags() -> None:
         "SGLang": "sglang serve --model-path llama --tp-size 1 --mem-fraction-static 0.9",
     }
     fp8 = flags(Setup("llama", plain | {"kv_dtype": "fp8"}, None, None, 0, 1.0, 0.5, 16))
-    assert fp8["Headway"] == UNSERVED
+    assert fp8["Headway"] == "headway serve llama --kv-dtype fp8_e4m3 --eviction lru"
     shared = flags(Setup("kimi", plain | {"tp": 8, "dcp": 4, "eviction": "adaptive"}, 20 * GB, None, 9, 1.0, 0.5, 16))
     assert shared["Headway"] == "headway serve kimi --tp 8 --dcp 4 --memory 20000000000"
     default = flags(Setup("llama", plain | {"placement": ",".join(DEFAULT_PLACEMENT)}, None, None, 9, 1.0, 0.5, 16))

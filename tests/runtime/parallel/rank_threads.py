@@ -15,7 +15,9 @@ from transformers import PreTrainedModel
 from headway.cache import CacheGeometry, ParallelLayout
 from headway.runtime.forward.batch import RunBatch, RunResult
 from headway.runtime.forward.runner import ModelRunner
+from headway.runtime.interface import AS_COMPUTED, StoredTypes
 from headway.runtime.model.inspection import inspect_model
+from headway.runtime.model.stored import stored_layout
 from headway.runtime.parallel.communicator import Rehearsal
 from headway.runtime.parallel.context_parallel import HeadMerge
 from headway.runtime.parallel.prefill_context import TokenRanks
@@ -143,6 +145,7 @@ class RankedRunner:
         form: str = "ag_rs",
         single_steps: bool = False,
         split: bool = False,
+        types: StoredTypes = AS_COMPUTED,
     ) -> None:
         tp, dcp, pcp = geometry.layout.tp, geometry.layout.dcp, geometry.layout.pcp
         size = tp * pcp
@@ -155,7 +158,7 @@ class RankedRunner:
             models = [model if rank == 0 else copy.deepcopy(model) for rank in range(size)]
         merges = self.ranks.merges if dcp * pcp > 1 else [None] * size
         self.runners = [
-            ModelRunner(model, layout, geometry, blocks, single_steps, merge)
+            ModelRunner(model, stored_layout(layout, types), geometry, blocks, single_steps, merge)
             for model, layout, merge in zip(models, layouts, merges, strict=True)
         ]
 

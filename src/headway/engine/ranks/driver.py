@@ -56,7 +56,7 @@ from headway.engine.ranks.messages import (
 )
 from headway.engine.ranks.objects import RankObjects
 from headway.runtime.forward.canonical import Bytes, Portion
-from headway.runtime.interface import BlockRange, CanonicalGroup, RowAnswer, RowFault
+from headway.runtime.interface import AS_COMPUTED, BlockRange, CanonicalGroup, RowAnswer, RowFault, StoredTypes
 from headway.runtime.parallel.distributed import Rendezvous
 
 __all__ = ["RankGroup", "RankedExecutor"]
@@ -130,6 +130,7 @@ class RankedExecutor:
         dtype: As for `load_model`.
         config: How many ranks, how they communicate, and the driver's patience.
         drafts: Who drafts.
+        stored: What the cache stores as.
 
     Attributes:
         meanwhile: Called once in each step, while the ranks compute; it should take less time than they do.
@@ -142,12 +143,14 @@ class RankedExecutor:
         dtype: str,
         config: ParallelConfig,
         drafts: DraftSource,
+        stored: StoredTypes = AS_COMPUTED,
     ) -> None:
         self._launch = launch
         self._source = source
         self._dtype = dtype
         self._config = config
         self._drafts = drafts
+        self._stored = stored
         self._group: RankGroup | None = None
         self._geometry: CacheGeometry | None = None
         self._room: Prepare | None = None
@@ -175,6 +178,7 @@ class RankedExecutor:
             timeout=patience,
             drafts=self._drafts,
             pcp=config.pcp,
+            stored=self._stored,
         )
         return self._ask(load, Loaded, _LOAD_SECONDS)
 

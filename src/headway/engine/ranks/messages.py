@@ -24,8 +24,9 @@ from headway.engine.executor import Int32s, StepWork
 from headway.engine.ranks.drafting import DraftSource, ReadyDrafter
 from headway.errors import ConfigError, HeadwayError, ModelError
 from headway.runtime.forward.canonical import GroupShare, Portion
-from headway.runtime.interface import RowAnswer, RowFault, SampleRow
+from headway.runtime.interface import AS_COMPUTED, RowAnswer, RowFault, SampleRow, StoredTypes
 from headway.runtime.parallel.distributed import Rendezvous
+from headway.runtime.quality import Quality
 from headway.runtime.selfcheck import SelfCheck
 
 __all__ = [
@@ -66,6 +67,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
         timeout: Seconds after which a collective counts as lost.
         drafts: Who drafts.
         pcp: Ranks that share the tokens of long forwards, as far apart as there are other ranks.
+        stored: What the cache stores as.
     """
 
     source: str | None
@@ -78,6 +80,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     timeout: float
     drafts: DraftSource
     pcp: int = 1
+    stored: StoredTypes = AS_COMPUTED
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -87,11 +90,13 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
         memory: Bytes that the device has for a cache, if nobody says how many: beside the model and its drafter.
         eos: Tokens that end an answer.
         check: Rank 0's self-check; None on other ranks.
+        quality: What the types that the cache stores as cost, by rank 0; None where it stores as the model computes.
     """
 
     memory: int
     eos: tuple[int, ...]
     check: SelfCheck | None
+    quality: Quality | None = None
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):

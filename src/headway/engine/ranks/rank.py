@@ -41,12 +41,15 @@ from headway.runtime.drafting.drafter import Drafter
 from headway.runtime.forward.grammars import Grammars
 from headway.runtime.forward.moves import BlockMover
 from headway.runtime.forward.runner import IN_FORWARD, ModelRunner
+from headway.runtime.interface import AS_COMPUTED
 from headway.runtime.loading import LoadedModel, end_tokens, load_model
 from headway.runtime.model.memory import default_memory
+from headway.runtime.model.stored import stored_layout
 from headway.runtime.parallel.communicator import Communicator, Rehearsal
 from headway.runtime.parallel.context_parallel import HeadMerge
 from headway.runtime.parallel.distributed import CollectiveError, TorchCommunicator, join_group
 from headway.runtime.parallel.prefill_context import TokenRanks
+from headway.runtime.quality import quality_of
 from headway.runtime.selfcheck import self_check
 
 __all__ = ["Rank", "moved"]
@@ -71,6 +74,7 @@ class Rank:
         self._merge: HeadMerge | None = None
         self._executor: LocalExecutor | None = None
         self._drafts: DraftSource | None = None
+        self._stored = AS_COMPUTED
         self._drafter: Drafter | None = None
 
     def answer(self, message: bytes) -> bytes:
@@ -99,14 +103,18 @@ class Rank:
         sharing = self._group.parted(asked.tp) if self._group is not None and asked.tp > 1 else None
         loaded = self._model = load_model(asked.source, self._device, asked.dtype, sharing)
         # Ranks that share the weights compute nothing without each other; what each of them finds is the same.
-        check = self_check(loaded.model, loaded.layout) if self._rank == 0 or sharing is not None else None
+        checks = self._rank == 0 or sharing is not None
+        check = self_check(loaded.model, loaded.layout) if checks else None
+        quality = None if check is None else quality_of(loaded, asked.stored, check.single_steps)
+        self._stored = asked.stored
         self._drafts, self._drafter = asked.drafts, asked.drafts.load(loaded)  # before what is left is measured
-        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), check if self._rank == 0 else None)
+        found = (check, quality) if self._rank == 0 else (None, None)
+        return Loaded(default_memory(loaded.model.device), end_tokens(loaded), *found)
 
     def _prepare(self, asked: Prepare) -> Prepared:
         assert self._model is not None, "a rank makes room before it has a model"
         assert self._drafts is not None
-        layout = self._model.layout.over(asked.dcp)
+        layout = stored_layout(self._model.layout.over(asked.dcp), self._stored)
         parallel = ParallelLayout(asked.tp, asked.dcp, asked.pcp, asked.interleave)
         groups = (*layout.groups, *(() if self._drafter is None else self._drafter.groups))
         geometry = CacheGeometry(groups, parallel, block_tokens=asked.block_tokens)

@@ -48,9 +48,9 @@ __all__ = [
     "model_of",
 ]
 
-KV_DTYPES = ("bf16", "fp8", "fp8_ds_mla", "fp32")
+KV_DTYPES = ("bf16", "fp8", "fp8_e4m3", "fp8_ds_mla", "fp32")
 STATE_DTYPES = ("fp32", "bf16")
-_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
+_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "fp8_e4m3": 1}
 _DS_MLA_EXTRA = 80
 """fp8_ds_mla keeps a row's 64 rotary numbers in bf16 and four fp32 scales: 80 bytes more than plain fp8."""
 

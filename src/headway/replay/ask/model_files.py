@@ -23,7 +23,7 @@ from headway.replay.ask.catalogue import Model, check_copies
 
 __all__ = ["is_model_files", "model_of_files"]
 
-_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
+_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "fp8_e4m3": 1}
 _CONVOLUTION = 2
 """Bytes of a number of a convolution state: engines keep these in bf16 whatever the recurrent ones are."""
 _NOTE = (

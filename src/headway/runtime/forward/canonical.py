@@ -179,7 +179,8 @@ def _share(group: GroupGeometry, fields: Sequence[Field], geometry: CacheGeometr
         share = _field(field, size, index, -(-end // STATE_ALIGNMENT) * STATE_ALIGNMENT if state else end)
         made.append(share if mine else replace(share, mine=()))
         end = share.whole_offset + share.whole_bytes
-        described.append(f"{field.name} {share.whole_bytes} {field.shape[1:]} {field.dtype}")
+        made_as = field.dtype if field.computed is None else f"{field.dtype} of {field.computed}"
+        described.append(f"{field.name} {share.whole_bytes} {field.shape[1:]} {made_as}")
     held = max((share.offset + share.bytes for share in made), default=0)
     expected = table.state_bytes if state else getattr(group.spec, "bytes_per_token", 0)
     assert 0 <= expected - held < STATE_ALIGNMENT, f"{group.spec.name}: fields of {held} bytes in {expected}"

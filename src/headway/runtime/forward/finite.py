@@ -12,9 +12,9 @@ A NaN is an answer to nothing: its row fails, and nothing of that step is kept. 
 
 Two other ways to keep a state need no look of their own. Who ends or gives way donates the state of its last good step,
 which is finite by the same argument: a token of the step has read each of its numbers. (fp32 and bf16 have the same
-range, so storing adds no infinity.) A bookmark copies the running state before a step that reads it as well: if it was
-damaged in between, the row fails, and the bookmark goes with it. Memory that is damaged later is found by whoever
-resumes there.
+range, and what is stored as fp8 is clamped to its range, so storing adds no infinity.) A bookmark copies the running
+state before a step that reads it as well: if it was damaged in between, the row fails, and the bookmark goes with it.
+Memory that is damaged later is found by whoever resumes there.
 
 The flags stay on the device until the step's tokens are read. When a row has failed, `damage` looks at what it started
 from, which may be what the cache has kept for everybody.
@@ -96,7 +96,7 @@ def _damaged_entries(arena: Arena, batch: RunBatch, row: int, rank: int) -> Iter
         positions = plan.past_positions[0]
         before = (positions >= 0) & (positions < int(starts[0]))  # the token behind is the step's own
         for view in arena.entries(layer.index):
-            entries = view[plan.past[0]].flatten(0, 1)[: plan.past_columns]
+            entries = view[plan.past[0]].flatten(0, 1)[: plan.past_columns].float()  # fp8 cannot be asked
             broken = before & ~entries.isfinite().flatten(1).all(dim=1)
             if bool(broken.any()):
                 yield int(positions[broken].min()) + 1

@@ -6,10 +6,14 @@ state layers are transformers' own, loaded from the arena before the forward and
 Where ranks share the forward's tokens (`headway.runtime.parallel.prefill_context`), token layers gather the new entries
 of all, and the states of a layer come from the rank before and go to the one behind: taken when the model first asks
 for one, handed on when it has left all of them, or turns to something else.
+
+Entries may be stored as a narrower type than the model computes with. Then attention reads each as it is stored,
+rounded, those of the same forward too: what a token sees does not depend on where a prompt was cut or resumed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.plan import ForwardPlan, TokenPlan
 from headway.runtime.model.attention import Scores, masked_attention
 from headway.runtime.model.layout import LayerLayout, Share
+from headway.runtime.model.stored import as_stored
 from headway.runtime.parallel.context_parallel import HeadMerge, Partial, partial_attention
 from headway.runtime.parallel.prefill_context import TokenRanks
 
@@ -76,15 +81,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return keys, self._exchange(self._views[1], value_states)
 
     def _exchange(self, view: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        plan = self._plan
+        plan, dtype = self._plan, new.dtype
         if self._tokens is not None:
             new = self._tokens.gather(new, plan.count, dim=2)
+        new = as_stored(new, view.dtype).to(dtype)
         rows = (new if self._merge is None else self._merge.gather_heads(new)).transpose(1, 2)
         entries = rows.reshape(-1, *rows.shape[2:])
-        view[plan.write] = entries if plan.kept is None else entries[plan.kept]
+        view[plan.write] = (entries if plan.kept is None else entries[plan.kept]).to(view.dtype)
         if plan.past_columns == 0:
             return new
-        blocks = view[plan.past]
+        blocks = view[plan.past].to(dtype)
         past = blocks.flatten(1, 2)[:, : plan.past_columns]
         if plan.hidden is not None:
             past.masked_fill_(plan.hidden, 0)
@@ -114,18 +120,23 @@ class StateLayer(LinearAttentionLayer):
         states: The layer's fields by name, [rows, *shape] each; they are written in place.
         fresh: Whether the rows start without a state.
         number: States of each kind that the layer has.
+        computed: The types that the model computes with, of fields that are stored as others.
     """
 
-    def __init__(self, states: dict[str, torch.Tensor], fresh: bool, number: int) -> None:
+    def __init__(
+        self, states: dict[str, torch.Tensor], fresh: bool, number: int, computed: Mapping[str, torch.dtype]
+    ) -> None:
         super().__init__(number_of_states=number)
         self._states = states
-        if not fresh:
+        self._computed = computed
+        self._loaded = not fresh
+        if self._loaded:
             self._load()
 
     def _load(self) -> None:
-        for name, tensor in self._states.items():
+        for name, home in self._states.items():
             kind, _, index = name.partition(":")
-            i = int(index)
+            i, tensor = int(index), home.to(self._computed.get(name, home.dtype))
             self.has_previous_state[i] = True
             if kind == "conv":
                 self.conv_states[i] = tensor
@@ -136,7 +147,7 @@ class StateLayer(LinearAttentionLayer):
                 self.is_recurrent_states_initialized[i] = True
 
     def save(self) -> None:
-        """Bring states back to where they were loaded from, if the model replaced them instead of writing to them."""
+        """Bring states back to where they were loaded from, unless the model wrote to them there."""
         for name, home in self._states.items():
             kind, _, index = name.partition(":")
             held = self.conv_states if kind == "conv" else self.recurrent_states
@@ -160,6 +171,8 @@ class StateLayer(LinearAttentionLayer):
         parts = torch.split(packed, [home[0].nbytes for home in self._states.values()], dim=1)
         for home, part in zip(self._states.values(), parts, strict=True):
             home.flatten(1).view(torch.uint8).copy_(part)
+        if self._loaded:  # the model finds another copy of what is stored as a narrower type
+            self._load()
 
 
 class HybridLayer(StateLayer, PagedLayer):  # type: ignore[no-untyped-call, override]
@@ -170,6 +183,7 @@ class HybridLayer(StateLayer, PagedLayer):  # type: ignore[no-untyped-call, over
         states: dict[str, torch.Tensor],
         fresh: bool,
         number: int,
+        computed: Mapping[str, torch.dtype],
         views: tuple[torch.Tensor, ...],
         plan: TokenPlan,
         length: int,
@@ -177,7 +191,7 @@ class HybridLayer(StateLayer, PagedLayer):  # type: ignore[no-untyped-call, over
         tokens: TokenRanks | None = None,
     ) -> None:
         PagedLayer.__init__(self, views, plan, length, merge, tokens)
-        StateLayer.__init__(self, states, fresh, number)
+        StateLayer.__init__(self, states, fresh, number, computed)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Set up a fresh state, as the state layer does; the token entries need nothing."""
@@ -257,11 +271,12 @@ class PagedCache(Cache):
         assert self._states is not None
         states = dict(self._arena.state_fields(self._states, layer.index))
         number = 1 + max(int(name.partition(":")[2]) for name in states)
+        computed = {field.name: field.computed for field in layer.state.fields if field.computed is not None}
         if layer.tokens is None:
-            return StateLayer(states, self._fresh, number)
+            return StateLayer(states, self._fresh, number, computed)
         views = self._arena.entries(layer.index)
         plan, merge = self._token_plan(layer), self._gathers(layer)
-        return HybridLayer(states, self._fresh, number, views, plan, length, merge, self._tokens)
+        return HybridLayer(states, self._fresh, number, computed, views, plan, length, merge, self._tokens)
 
     def _gathers(self, layer: LayerLayout) -> HeadMerge | None:
         """The ranks whose heads an entry of this layer has, or None where it has this rank's alone."""

@@ -30,7 +30,7 @@ from headway.runtime.model.layout import LayerLayout, LayoutBuilder, ModelLayout
 from headway.runtime.model.rotary import has_dynamic_rope, long_rope_of
 from headway.runtime.model.short_chunks import short_chunks
 
-__all__ = ["cache_argument", "inspect_model", "raised_in"]
+__all__ = ["cache_argument", "inspect_model", "raised_in", "require_read_back"]
 
 _PROBE_TOKENS = 8
 """Tokens of the dry run: more than any short convolution is wide, so that its state has its full size."""
@@ -83,6 +83,33 @@ class _ProbeCache(DynamicCache):
         return int(super().get_seq_length(layer_idx))
 
 
+class _SpoiledCache(_ProbeCache):
+    """A cache behind whose back all that layers have handed to it becomes NaN; what it returns are copies.
+
+    Args:
+        config: The model's config.
+        only: The layer of which this holds; None for all.
+    """
+
+    def __init__(self, config: Any, only: int | None = None) -> None:
+        super().__init__(config=config)
+        self._only = only
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        returned = super().update(key_states.clone(), value_states.clone(), layer_idx, *args, **kwargs)
+        if self._only is None or self._only == layer_idx:
+            for given in (key_states, value_states):
+                _distinct(given).fill_(torch.nan)
+        return returned
+
+
+def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory without dimensions that repeat it."""
+    for dimension, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dimension, 0, 1) if stride == 0 else tensor
+    return tensor
+
+
 @dataclass
 class _ProbeContext:
     """Attention of the dry run: causal, noting every call."""
@@ -106,11 +133,16 @@ class _ProbeContext:
 
 @dataclass(frozen=True)
 class _DryRun:
-    """What a dry run left: the cache, the attention calls, and the width of the logits."""
+    """What a dry run left: the cache, the attention calls, and the logits of the last token."""
 
     cache: _ProbeCache
     context: _ProbeContext
-    vocab_size: int
+    logits: torch.Tensor
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self.logits.shape[-1])
 
 
 def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
@@ -154,16 +186,46 @@ def inspect_model(model: PreTrainedModel, tp: int = 1) -> ModelLayout:
     )
 
 
+def require_read_back(model: PreTrainedModel, option: str) -> None:
+    """Refuse a model whose layers go on with keys and values as they were before they went through the cache.
+
+    What is stored as another type is then not what is computed with, and an answer would depend on which tokens came
+    from the cache.
+
+    Args:
+        model: The model, with its weights.
+        option: The option that asks for it, for the message.
+
+    Raises:
+        ModelError: It is such a model; the message names the first such layer.
+    """
+    layers = range(len(_dry_run(model, _ProbeCache(model.config)).cache.layers))
+    if _is_read_back(model, None):
+        return
+    found = next((layer for layer in layers if not _is_read_back(model, layer)), 0)
+    raise ModelError(
+        f"{option}: layer {found} of {type(model).__name__} goes on with its keys and values as they were before they "
+        f"were stored, so its answers would depend on which tokens come from the cache: leave the option out"
+    )
+
+
+def _is_read_back(model: PreTrainedModel, layer: int | None) -> bool:
+    try:
+        return bool(_dry_run(model, _SpoiledCache(model.config, layer)).logits.isfinite().all())
+    except ModelError:  # raised by what NaN meets
+        return False
+
+
 @torch.no_grad()
-def _dry_run(model: PreTrainedModel) -> _DryRun:
+def _dry_run(model: PreTrainedModel, cache: _ProbeCache | None = None) -> _DryRun:
     """Run a prompt of `_PROBE_TOKENS` tokens and one token after it."""
     name = type(model).__name__
     tokens = torch.arange(1, _PROBE_TOKENS + 2, device=model.device)[None]
     positions = torch.arange(_PROBE_TOKENS + 1, device=model.device)[None]
     cut = (slice(None), slice(0, _PROBE_TOKENS)), (slice(None), slice(_PROBE_TOKENS, None))
-    vocab = 0
+    logits = torch.empty(0)
     try:
-        cache = _ProbeCache(model.config)
+        cache = _ProbeCache(model.config) if cache is None else cache
         context = _ProbeContext(cache, name)
         with AttentionSwitch(model).attending(context), short_chunks(model, _PROBE_TOKENS):
             for part in cut:
@@ -173,12 +235,12 @@ def _dry_run(model: PreTrainedModel) -> _DryRun:
                     use_cache=True,
                     **{cache_argument(model): cache},
                 )
-                vocab = int(output["logits"].shape[-1])
+                logits = output["logits"][0, -1]
     except ModelError as error:
         raise ModelError(f"{name} cannot be served: {error}") from error
     except Exception as error:
         raise ModelError(f"{name} cannot be served: {_reason(model, error)}") from error
-    return _DryRun(cache, context, vocab)
+    return _DryRun(cache, context, logits)
 
 
 def _reason(model: PreTrainedModel, error: Exception) -> str:

@@ -11,7 +11,7 @@ is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -45,6 +45,10 @@ _FULL = "full"
 """Name of the group of full attention."""
 STATE_ALIGNMENT = 16
 """Bytes to which every state field is aligned, so that a typed view of it exists whatever lies before it."""
+_ENTRIES = ("keys", "values")
+"""Names of the fields of a token's entries."""
+_TOKEN_ALIGNMENT = 4
+"""Bytes to which a token's entries are aligned: those of another group, of a wider type, may lie behind them."""
 
 
 def layout_of_ranks(tp: int = 1, dcp: int = 1, interleave: int = 1, pcp: int = 1) -> ParallelLayout:
@@ -97,10 +101,11 @@ class Field:
     Attributes:
         name: `keys`, `values`, `conv:0`, `recurrent:0`, ...
         shape: Its shape for one token ([heads, width]) or one state (without the batch dimension).
-        dtype: Its type.
+        dtype: The type that it is stored as.
         offset: First byte: within one token's entry of the group, or within the group's state.
         parts: How the whole tensor's first dimension is cut among the ranks that share the weights; nothing where each
             has all of it; None where that is not known for certain.
+        computed: The type that the model computes with, where that is a wider one; None where it is `dtype`.
     """
 
     name: str
@@ -108,6 +113,7 @@ class Field:
     dtype: torch.dtype
     offset: int
     parts: tuple[Part, ...] | None = ()
+    computed: torch.dtype | None = None
 
     @property
     def bytes(self) -> int:
@@ -131,11 +137,6 @@ class Entries:
     def bytes(self) -> int:
         """Bytes of one token or one state, without padding."""
         return sum(field.bytes for field in self.fields)
-
-    def cut_as(self, other: Entries) -> Entries:
-        """The same, with what `other` says of how the same fields are cut."""
-        pairs = zip(self.fields, other.fields, strict=True)
-        return replace(self, fields=tuple(replace(mine, parts=theirs.parts) for mine, theirs in pairs))
 
 
 class Share(Enum):
@@ -239,22 +240,72 @@ class ModelLayout:
             )
         if not any(layer.share is Share.SPLIT for layer in self.layers):
             return self
-        builder = LayoutBuilder()
-        layers = tuple(self._layer_over(layer, dcp, builder) for layer in self.layers)
-        return replace(self, layers=layers, groups=builder.groups(), gathered=dcp)
 
-    def _layer_over(self, layer: LayerLayout, dcp: int, builder: LayoutBuilder) -> LayerLayout:
-        tokens, state = layer.tokens, layer.state
-        if tokens is not None:
-            spec = self.group(tokens.group)
-            size = getattr(spec, "window", 0) or getattr(spec, "chunk", 0)
-            fields = [(f.name, f.shape, f.dtype) for f in tokens.fields]
-            if layer.share is Share.SPLIT and layer.in_full:
-                fields = [(n, (s[0] * dcp // self.gathered, *s[1:]), d) for n, s, d in fields]
-            tokens = builder.tokens(tokens.group.partition("-")[0], size, fields).cut_as(tokens)
-        if state is not None:
-            state = builder.state([(f.name, f.shape, f.dtype) for f in state.fields]).cut_as(state)
-        return replace(layer, tokens=tokens, state=state)
+        def gathered(layer: LayerLayout, field: Field) -> Field:
+            if layer.share is Share.SPLIT and layer.in_full and field.name in _ENTRIES:
+                return replace(field, shape=(field.shape[0] * dcp // self.gathered, *field.shape[1:]))
+            return field
+
+        return replace(self._with_fields(gathered), gathered=dcp)
+
+    def stored_as(self, entries: torch.dtype | None = None, states: torch.dtype | None = None) -> ModelLayout:
+        """The same model where some of what it keeps is stored as another type than it computes with.
+
+        Args:
+            entries: What keys and values, or latents, of all token-indexed groups are stored as; None: as computed.
+            states: What recurrent states are stored as. Convolution states stay: they are small, and hold the last few
+                inputs as they are.
+
+        Raises:
+            ConfigError: The model keeps nothing of the kind, or computes with a type that is no wider.
+        """
+        smaller = self._stored_as("--kv-dtype", _ENTRIES, entries)
+        return smaller._stored_as("--state-dtype", ("recurrent",), states)
+
+    def _stored_as(self, option: str, names: tuple[str, ...], dtype: torch.dtype | None) -> ModelLayout:
+        if dtype is None:
+            return self
+        fields = [f for layer in self.layers for part in (layer.tokens, layer.state) if part for f in part.fields]
+        computed = {f.computed or f.dtype for f in fields if f.name.startswith(names)}
+        what = "entries of attention" if names is _ENTRIES else "recurrent states"
+        if not computed:
+            raise ConfigError(f"{option}: {self.model} keeps no {what}: leave it out")
+        if any(dtype.itemsize > wide.itemsize for wide in computed):
+            widest = " and ".join(sorted(str(wide).removeprefix("torch.") for wide in computed))
+            raise ConfigError(
+                f"{option}: {self.model} computes its {what} in {widest}, and a wider type would hold the same numbers "
+                f"in more memory: leave it out"
+            )
+
+        def stored(layer: LayerLayout, field: Field) -> Field:
+            wide = field.computed or field.dtype
+            if not field.name.startswith(names) or wide == dtype:
+                return field
+            return replace(field, dtype=dtype, computed=wide)
+
+        return self._with_fields(stored)
+
+    @property
+    def narrows_entries(self) -> bool:
+        """Whether entries of attention are stored as a narrower type than they are computed with."""
+        return any(f.computed is not None for x in self.layers if x.tokens is not None for f in x.tokens.fields)
+
+    def _with_fields(self, change: Callable[[LayerLayout, Field], Field]) -> ModelLayout:
+        """The same with every field changed, all of them placed anew."""
+        builder = LayoutBuilder()
+        layers = []
+        for layer in self.layers:
+            tokens, state = layer.tokens, layer.state
+            if tokens is not None:
+                spec = self.group(tokens.group)
+                size = getattr(spec, "window", 0) or getattr(spec, "chunk", 0)
+                kept = [change(layer, field) for field in tokens.fields]
+                tokens = builder.place(tokens.group, tokens.group.partition("-")[0], size, kept)
+            if state is not None:
+                kept = [change(layer, field) for field in state.fields]
+                state = builder.place(state.group, "state", 0, kept)
+            layers.append(replace(layer, tokens=tokens, state=state))
+        return replace(self, layers=tuple(layers), groups=builder.groups())
 
 
 class LayoutBuilder:
@@ -284,10 +335,8 @@ class LayoutBuilder:
         Raises:
             ConfigError: Heads that tensor parallelism can neither split nor repeat evenly.
         """
-        group = need if need == _FULL else f"{need}-{size}"
-        self._needs[group] = (need, size)
-        shapes = [(name, (self._heads(shape[0]), *shape[1:]), dtype) for name, shape, dtype in fields]
-        return self._add(group, shapes, alignment=1)
+        made = [self._field(name, (self._heads(shape[0]), *shape[1:]), dtype) for name, shape, dtype in fields]
+        return self.place(need if need == _FULL else f"{need}-{size}", need, size, made)
 
     def state(self, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> Entries:
         """Add a layer's states: name, shape without the batch dimension, and dtype of each.
@@ -295,15 +344,31 @@ class LayoutBuilder:
         Raises:
             ConfigError: The first dimension (channels or heads) is not divisible by the tensor-parallel size.
         """
-        self._needs["state"] = ("state", 0)
         for name, shape, _ in fields:
             if shape[0] % self.tp:
                 raise ConfigError(
                     f"tp={self.tp} does not divide the {shape[0]} channels or heads of a layer's {name} state: "
                     f"choose a tp that divides {shape[0]}"
                 )
-        shapes = [(name, (shape[0] // self.tp, *shape[1:]), dtype) for name, shape, dtype in fields]
-        return self._add("state", shapes, alignment=STATE_ALIGNMENT)
+        made = [self._field(name, (shape[0] // self.tp, *shape[1:]), dtype) for name, shape, dtype in fields]
+        return self.place("state", "state", 0, made)
+
+    def place(self, group: str, need: str, size: int, fields: Sequence[Field]) -> Entries:
+        """Add fields of a layer, as they are but for their offsets.
+
+        Args:
+            group: Name of the group.
+            need: `full`, `window`, `chunk` or `state`.
+            size: The window or the chunk in tokens; else 0.
+            fields: The fields.
+        """
+        self._needs[group] = (need, size)
+        alignment, made = STATE_ALIGNMENT if need == "state" else 1, []
+        for field in fields:
+            offset = -(-self._sizes.get(group, 0) // alignment) * alignment
+            made.append(replace(field, offset=offset))
+            self._sizes[group] = offset + field.bytes
+        return Entries(group, tuple(made))
 
     def groups(self) -> tuple[LayerSpec, ...]:
         """Return the specs of all groups added so far, token-indexed ones first."""
@@ -321,21 +386,17 @@ class LayoutBuilder:
             )
         return max(1, heads // self.tp)
 
-    def _add(self, group: str, fields: Sequence[tuple[str, tuple[int, ...], torch.dtype]], alignment: int) -> Entries:
-        made: list[Field] = []
-        for name, shape, dtype in fields:
-            offset = -(-self._sizes.get(group, 0) // alignment) * alignment
-            made.append(Field(name, shape, dtype, offset, () if self.tp == 1 else None))
-            self._sizes[group] = offset + made[-1].bytes
-        return Entries(group, tuple(made))
+    def _field(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Field:
+        return Field(name, shape, dtype, 0, () if self.tp == 1 else None)
 
     def _spec(self, name: str) -> LayerSpec:
         need, size = self._needs[name]
-        total = self._sizes[name]
+        alignment = STATE_ALIGNMENT if need == "state" else _TOKEN_ALIGNMENT
+        total = -(-self._sizes[name] // alignment) * alignment
         if need == _FULL:
             return FullAttention(name, total)
         if need == "window":
             return SlidingWindow(name, total, window=size)
         if need == "chunk":
             return ChunkedLocal(name, total, chunk=size)
-        return Recurrent(name, -(-total // STATE_ALIGNMENT) * STATE_ALIGNMENT)
+        return Recurrent(name, total)

@@ -198,7 +198,8 @@ def _layer_row(layer: LayerLayout) -> tuple[str, str, str]:
 
 
 def _short(dtype: torch.dtype) -> str:
-    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(dtype).removeprefix("torch."), str(dtype))
+    name = str(dtype).removeprefix("torch.")
+    return {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8_e4m3"}.get(name, name)
 
 
 def _group_table(geometry: CacheGeometry, tp: int) -> Table:
