@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.parallel.rank_threads import Ranks
 
+from headway.runtime.forward.views import _Relay
 from headway.runtime.model.attention import Scores, masked_attention
 from headway.runtime.parallel.context_parallel import partial_attention
 from headway.runtime.parallel.prefill_context import LEAST_SHARE, TokenRanks, share_of
@@ -81,3 +84,16 @@ def test_states_go_from_rank_to_rank_and_the_last_ones_to_all() -> None:
         return state.item(), shared.from_last(state).item()
 
     assert ranks(add_up) == [(1.0, 6.0), (3.0, 6.0), (6.0, 6.0)]
+
+
+def test_a_state_that_changes_after_it_was_handed_on_is_an_error() -> None:
+    """The rank of later tokens has gone on from the one before: its numbers would be wrong."""
+    layer, tokens = Mock(names={"conv:0", "recurrent:0"}), Mock()
+    relay = _Relay(tokens)
+    relay.begin(layer)
+    relay.left(layer, "conv:0")
+    tokens.hand_on.assert_not_called()
+    relay.left(layer, "recurrent:0")
+    tokens.hand_on.assert_called_once_with(layer.packed())
+    with pytest.raises(RuntimeError, match="--pcp is not for this model"):
+        relay.left(layer, "conv:0")

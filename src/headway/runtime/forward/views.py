@@ -223,11 +223,16 @@ class _Relay:
             self._open = None
 
     def left(self, layer: StateLayer, name: str) -> None:
-        """Note that the model has left a state, and hand on those of its layer as soon as all of them are there."""
-        if self._open is layer:
-            self._missing.discard(name)
-            if not self._missing:
-                self.end()
+        """Note that the model has left a state, and hand on those of its layer as soon as all of them are there.
+
+        Raises:
+            RuntimeError: The layer's states were handed on before: the rank of later tokens would go on from old ones.
+        """
+        if self._open is not layer:
+            raise RuntimeError(f"a state ({name}) was changed after it had been handed on: --pcp is not for this model")
+        self._missing.discard(name)
+        if not self._missing:
+            self.end()
 
 
 class PagedCache(Cache):
