@@ -129,7 +129,7 @@ class _Frames(io.RawIOBase):
     def __init__(self, path: Path, zstandard: Any) -> None:
         """The file, and the package."""
         self._zstandard, self._file = zstandard, path.open("rb")
-        self._frame, self._inside = None, False
+        self._frame: Any = None
         self._data, self._text = b"", b""
 
     def readable(self) -> bool:
@@ -151,7 +151,7 @@ class _Frames(io.RawIOBase):
         while not self._text:
             data = self._data or self._file.read(1 << 16)
             if not data:
-                if self._inside:
+                if self._frame is not None:
                     raise EOFError("Compressed file ended before the end-of-stream marker was reached")
                 return 0
             self._text = self._decompressed(data)
@@ -165,8 +165,7 @@ class _Frames(io.RawIOBase):
             text = frame.decompress(data)
         except self._zstandard.ZstdError as error:
             raise OSError(str(error)) from None
-        self._inside, self._data = not frame.eof, frame.unused_data
-        self._frame = frame if self._inside else None
+        self._frame, self._data = None if frame.eof else frame, frame.unused_data
         return bytes(text)
 
 

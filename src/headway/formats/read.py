@@ -183,8 +183,9 @@ def _told(first: Line) -> str:
     for name, form in FORMATS.items():
         if form.fits(first):
             return name
+    fields = f"the fields {', '.join(sorted(first.fields))}" if first.fields else "an object without fields"
     raise TraceError(
-        f"{first.where}: cannot tell the format of this trace from {'the fields ' + ', '.join(sorted(first.fields)) if first.fields else 'an object without fields'}: "
+        f"{first.where}: cannot tell the format of this trace from {fields}: "
         f"give --format (one of {', '.join(FORMATS)})"
     )
 

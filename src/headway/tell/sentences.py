@@ -96,8 +96,8 @@ def on_refused(refused: Refused) -> str:
     who = "request needs" if refused.requests == 1 else "requests need"
     return (
         f"{refused.requests:,} of {refused.of:,} {who} more than the whole memory and would be refused "
-        f"({refused.share:.1%} of the prompt tokens). With {format_bytes(refused.needed, 1000, up=True)} per rank, all would "
-        f"be served. The figures are those of the others."
+        f"({refused.share:.1%} of the prompt tokens). With {format_bytes(refused.needed, 1000, up=True)} per rank, all "
+        f"would be served. The figures are those of the others."
     )
 
 

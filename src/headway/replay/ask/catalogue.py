@@ -160,9 +160,9 @@ def check_copies(name: str, heads: int, layout: ParallelLayout) -> None:
     copies = max(1, layout.tp // max(1, heads))
     if layout.dcp > copies:
         raise ConfigError(
-            f"dcp={layout.dcp}: {name} has {counted(heads, 'key/value head')}, so each is on {copies} of {layout.tp} "
-            f"{'rank' if layout.tp == 1 else 'ranks'}, and only ranks with the same head can split its tokens: lower dcp "
-            f"to {copies}, or raise tp"
+            f"dcp={layout.dcp}: {name} has {counted(heads, 'key/value head')}, so each is on {copies} of "
+            f"{counted(layout.tp, 'rank')}, and only ranks with the same head can split its tokens: lower dcp to "
+            f"{copies}, or raise tp"
         )
 
 

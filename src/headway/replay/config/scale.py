@@ -116,8 +116,8 @@ def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: 
         )
     if config.memory is not None and blocks > MOST_BLOCKS:
         raise ConfigError(
-            f"memory of {format_bytes(config.memory, 1000)} is more than a cache can number: at most {MOST_BLOCKS:,} blocks "
-            f"of {found.block_bytes} bytes. Give less, or 'endless'"
+            f"memory of {format_bytes(config.memory, 1000)} is more than a cache can number: at most {MOST_BLOCKS:,} "
+            f"blocks of {found.block_bytes} bytes. Give less, or 'endless'"
         )
     cache = CacheConfig(
         groups=found.groups,
