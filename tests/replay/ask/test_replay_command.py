@@ -126,7 +126,7 @@ def test_a_clock(capsys: pytest.CaptureFixture[str]) -> None:
         ((*BY_HAND, "--kv-dtype", "fp8"), 2, "--kv-dtype: bytes given by hand do not change"),
         ((*BY_HAND, "--state-dtype", "bf16"), 2, "--state-dtype: bytes given by hand do not change"),
         ((*BY_HAND, "--tp", "8", "--dcp", "8"), 2, "give --kv-heads"),
-        ((*BY_HAND, "--tp", "8", "--dcp", "8", "--kv-heads", "2"), 2, "2 key/value heads, so 8 ranks hold 4 copies"),
+        ((*BY_HAND, "--tp", "8", "--dcp", "8", "--kv-heads", "2"), 2, "2 key/value heads, so each is on 4 of 8 ranks"),
         (("--state-bytes", "9", "--memory", "1GB", "--tp", "2", "--dcp", "2"), 2, "tokens of full attention"),
         (("--model", "kimi-linear", "--memory", "1GB", "--kv-heads", "2"), 2, "not both"),
         (("--clock", "trace", "--gpu", "h200", "--memory", "1GB", "--gpu-share", "0.5"), 2, "--gpu-share: go with"),
