@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated
 
 import pytest
@@ -10,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from headway.errors import ConfigError
-from headway.option_records import Written, with_records
+from headway.option_records import Written, _with_flags, with_records
 from headway.sizes import parse_bytes
 
 
@@ -60,6 +61,12 @@ def run(*arguments: str) -> str:
 )
 def test_options_arrive_in_their_records(arguments: tuple[str, ...], said: str) -> None:
     assert run(*arguments) == said
+
+
+def test_settings_inside_a_preset_keep_their_names() -> None:
+    parameters = [*signature(go).parameters.values()]
+    assert _with_flags("port=9 is taken", parameters) == "--port 9 is taken"
+    assert _with_flags("port=9: preset vllm: port=9 is taken", parameters) == "--port 9: preset vllm: port=9 is taken"
 
 
 def test_help_is_that_of_the_command_and_of_the_fields() -> None:

@@ -26,3 +26,10 @@ def test_what_is_shown_can_be_read_again() -> None:
         assert parse_bytes(format_bytes(size, 1000)) == size
     for size in (512, 2**20, 3 * 2**30):
         assert parse_bytes(format_bytes(size)) == size
+
+
+def test_what_is_rounded_up_is_enough() -> None:
+    for size in (7, 1001, 6_420_000_001, 6_400_000_000, 2_001_000_000_001):
+        assert size <= parse_bytes(format_bytes(size, 1000, up=True)) < 1.1 * size + 1
+    assert format_bytes(6_420_000_000, 1000, up=True) == "6.5 GB"
+    assert format_bytes(6_400_000_000, 1000, up=True) == "6.4 GB"

@@ -72,14 +72,18 @@ def with_records(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_flags(message: str, parameters: Sequence[inspect.Parameter]) -> str:
-    """A message about fields, in the words of a command line: `block_tokens=3` is `--block-tokens 3` there."""
+    """A message about fields, in the words of a command line: `block_tokens=3` is `--block-tokens 3` there.
+
+    Settings of a preset stay: they are written inside `--preset` by their names.
+    """
+    message, *preset = re.split(r"(?=\bpreset [a-z])", message, maxsplit=1)
     for parameter in parameters:
         info, name = _note(parameter.annotation, ParameterInfo), parameter.name
         if isinstance(info, OptionInfo):
             flag = next(iter(info.param_decls or ()), f"--{name.replace('_', '-')}")
             message = re.sub(rf"(?<![\w.-]){name}=(?=\S)", f"{flag} ", message)
             message = re.sub(rf"^{name}(?= is )" if "_" not in name else rf"(?<![\w.-]){name}\b", flag, message)
-    return message
+    return message + "".join(preset)
 
 
 def _parameters(record: type) -> Iterator[inspect.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from headway.errors import ConfigError
@@ -39,13 +40,18 @@ def parse_bytes(text: str, option: str = "") -> int:
     return size
 
 
-def format_bytes(size: float, base: int = 1024) -> str:
-    """Write a size for people: `1.5 GiB`, or with a `base` of 1000 `1.5 GB`, as GPUs and traces are measured."""
+def format_bytes(size: float, base: int = 1024, *, up: bool = False) -> str:
+    """Write a size for people: `1.5 GiB`, or with a `base` of 1000 `1.5 GB`, as GPUs and traces are measured.
+
+    With `up` it is rounded up: whoever gives a memory of what is written gives enough.
+    """
     units = ("B", "KiB", "MiB", "GiB", "TiB") if base == 1024 else ("B", "kB", "MB", "GB", "TB")
     power = 0
     while size >= base and power < len(units) - 1:
         size, power = size / base, power + 1
-    return f"{size:.0f} B" if power == 0 else f"{size:.{2 if units[power] == 'TB' else 1}f} {units[power]}"
+    digits = 0 if power == 0 else 2 if units[power] == "TB" else 1
+    size = math.ceil(size * 10**digits) / 10**digits if up else size
+    return f"{size:.{digits}f} {units[power]}"
 
 
 def counted(count: int, noun: str) -> str:

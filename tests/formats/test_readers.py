@@ -186,8 +186,28 @@ def test_compressed_files(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"b\.jsonl\.gz"):
         read_trace(tmp_path / "b.jsonl.gz")
     zstandard = pytest.importorskip("zstandard")
-    (tmp_path / "misnamed.jsonl").write_bytes(zstandard.compress(text))
+    (tmp_path / "misnamed.jsonl").write_bytes(zstandard.compress(text[:200]) + zstandard.compress(text[200:]))
     assert len(read_trace(tmp_path / "misnamed.jsonl")) == 3
+    long = b"".join(json.dumps(mooncake([i, i * i], 600)).encode() + b"\n" for i in range(20_000))
+    packed = zstandard.compress(long)
+    (tmp_path / "long.zst").write_bytes(packed)
+    assert len(read_trace(tmp_path / "long.zst")) == 20_000
+    for name, damaged in {"cut": packed[:-100], "half": packed[:1000], "odd": packed[:500] + b"x" * 99}.items():
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(TraceError, match=f"{name}: cannot be read as text: "):
+            read_trace(tmp_path / name)
+    (tmp_path / "odd.gz").write_bytes(gzip.compress(text)[:20] + b"x" * 99)
+    with pytest.raises(TraceError, match=r"odd\.gz: cannot be read as text: "):
+        read_trace(tmp_path / "odd.gz")
+
+
+def test_a_file_without_a_whole_line_is_not_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("hello")
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 1 is no whole line of JSON, and there is no other"):
+        read_trace(tmp_path / "t.jsonl")
+    (tmp_path / "t.jsonl").write_text("{}\n")
+    with pytest.raises(TraceError, match="format of this trace from an object without fields: give --format"):
+        read_trace(tmp_path / "t.jsonl")
 
 
 def test_a_limit_stops_reading(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import gzip
 import io
 import math
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,52 @@ class Line:
         return TraceError(f"{self.where}: {name}{problem}")
 
 
+class _Frames(io.RawIOBase):
+    """The text of a file of Zstandard frames. The package's own reader takes a frame without its end for whole."""
+
+    def __init__(self, path: Path, zstandard: Any) -> None:
+        """The file, and the package."""
+        self._zstandard, self._file = zstandard, path.open("rb")
+        self._frame: Any = None
+        self._data, self._text = b"", b""
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer, as files do.
+
+        Raises:
+            EOFError: The file ends inside a frame.
+            OSError: What stands there is no frame.
+        """
+        while not self._text:
+            data = self._data or self._file.read(1 << 16)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+                return 0
+            self._text = self._decompressed(data)
+        size = min(len(buffer), len(self._text))
+        buffer[:size], self._text = self._text[:size], self._text[size:]
+        return size
+
+    def _decompressed(self, data: bytes) -> bytes:
+        frame = self._frame or self._zstandard.ZstdDecompressor().decompressobj()
+        try:
+            text = frame.decompress(data)
+        except self._zstandard.ZstdError as error:
+            raise OSError(str(error)) from None
+        self._frame, self._data = None if frame.eof else frame, frame.unused_data
+        return bytes(text)
+
+
 def open_binary(path: Path) -> BinaryIO:
     """Open a file, whatever it is compressed with (told by its first bytes, not by its name).
 
@@ -143,8 +190,7 @@ def open_binary(path: Path) -> BinaryIO:
             raise ConfigError(
                 f"{path} is compressed with Zstandard: pip install 'headway[zstd]', or decompress it first"
             ) from None
-        stream = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
-        return cast("BinaryIO", io.BufferedReader(stream))
+        return cast("BinaryIO", io.BufferedReader(_Frames(path, zstandard)))
     return path.open("rb")
 
 
@@ -197,7 +243,7 @@ def read_lines(path: Path, damage: Damage | None = None) -> Iterator[Line]:
     with open_binary(path) as file:
         try:
             yield from _lines(path, file, damage)
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, OSError, zlib.error) as error:
             raise TraceError(f"{path}: cannot be read as text: {error}") from None
 
 

@@ -138,7 +138,8 @@ def read_trace(
     lines = chain.from_iterable(read_lines(file, damage) for file in _files(Path(path)))
     first = next(lines, None)
     if first is None:
-        raise TraceError(f"{path}: the file is empty")
+        cut = f"{damage.cut[0]} is no whole line of JSON, and there is no other" if damage.cut else ""
+        raise TraceError(cut or f"{path}: the file is empty")
     name = _told(first) if format == "auto" else format
     form = FORMATS[name]
     if renderer is not None and form.read is not None:
@@ -182,8 +183,9 @@ def _told(first: Line) -> str:
     for name, form in FORMATS.items():
         if form.fits(first):
             return name
+    fields = f"the fields {', '.join(sorted(first.fields))}" if first.fields else "an object without fields"
     raise TraceError(
-        f"{first.where}: cannot tell the format of this trace from the fields {', '.join(sorted(first.fields))}: "
+        f"{first.where}: cannot tell the format of this trace from {fields}: "
         f"give --format (one of {', '.join(FORMATS)})"
     )
 

@@ -179,7 +179,7 @@ def _layout(found: Study) -> Iterator[str]:
         yield (
             f"No layout here serves all requests in {memory_text(chosen.run)} per rank. The commands below refuse "
             f"{refusals(chosen.facts):,} of {chosen.facts.refused.of:,}: give "
-            f"{format_bytes(chosen.facts.refused.needed, 1000)} per rank instead."
+            f"{format_bytes(chosen.facts.refused.needed, 1000, up=True)} per rank instead."
         )
 
 
@@ -253,8 +253,8 @@ def _gains(found: Study) -> Iterator[str]:
     yield from _savings(found)
     yield from _waits(found)
     yield (
-        "Requests are replayed one after another (vLLM's with 16 in flight), on their real prompts: differences "
-        "between settings are more to be trusted than each figure alone."
+        "Requests are replayed one after another (vLLM's with 16 in flight where its line names no other number), on "
+        "their real prompts: differences between settings are more to be trusted than each figure alone."
         if found.best.run.result.latency is None
         else "Headway's requests arrive as recorded; imitated engines have no clock, theirs come one after another. "
         "Differences between settings are more to be trusted than each figure alone."

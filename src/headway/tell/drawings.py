@@ -186,7 +186,7 @@ def timeline(found: Comparison, shown: Sequence[int]) -> str:
         points = hit_rates(found.runs[shown[0]].result.over_time, _POINTS)
         ceiling = [endless for _, _, endless in points]
         axes.plot([stop for stop, _, _ in points], ceiling, ":", color=_INK, linewidth=1, label="endless memory")
-        axes.set_ylim(0, min(1.05, 1.1 * max(top, *ceiling) + 0.01))
+        axes.set_ylim(0, min(1.05, 1.1 * max((top, *ceiling)) + 0.01))
         axes.set_xlim(0, points[-1][0] if points else 1)
         axes.yaxis.set_major_formatter(_PERCENT)
         axes.xaxis.set_major_formatter(_WHOLE)

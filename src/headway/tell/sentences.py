@@ -96,8 +96,8 @@ def on_refused(refused: Refused) -> str:
     who = "request needs" if refused.requests == 1 else "requests need"
     return (
         f"{refused.requests:,} of {refused.of:,} {who} more than the whole memory and would be refused "
-        f"({refused.share:.1%} of the prompt tokens). With {format_bytes(refused.needed, 1000)} per rank, all would be "
-        f"served. The figures are those of the others."
+        f"({refused.share:.1%} of the prompt tokens). With {format_bytes(refused.needed, 1000, up=True)} per rank, all "
+        f"would be served. The figures are those of the others."
     )
 
 
@@ -284,7 +284,7 @@ def on_making(run: RunRecord) -> list[str]:
         f"(source: {run.model.source}).",
         *run.model.notes,
         _ANSWERS.get(result.outputs, f"Answers were read as: {result.outputs}."),
-        f"Hits are whole blocks of {run.trace['block_tokens']} tokens ({run.trace['format']}).",
+        f"Hits are whole blocks of {counted(run.trace['block_tokens'], 'token')} ({run.trace['format']}).",
         *_on_clock(run),
         compute,
     ]

@@ -122,8 +122,11 @@ def story_lines(story: Story, name: str) -> Iterator[str]:
         f"{story.answer_tokens:,} of answer, arrives at {story.time:,.1f} s"
     )
     if story.needed:
-        size = format_bytes(story.needed, 1000)
-        yield f"It would be refused: it needs {size} of a rank, more than the whole memory of the cache"
+        size = format_bytes(story.needed, 1000, up=True)
+        yield (
+            f"It would be refused: it needs {size} of a rank, more than the whole memory of the cache; give more "
+            f"memory, or split the model over more ranks (--tp, --dcp)"
+        )
         return
     source = f" from a {story.resumed_from} checkpoint" if story.resumed_from not in ("", "path") else ""
     yield (

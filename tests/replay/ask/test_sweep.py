@@ -54,6 +54,8 @@ def test_every_combination_is_a_point_and_equal_ones_are_one() -> None:
 def test_what_cannot_work_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match=r"memory 1kB: memory of 1000 bytes is less than one block"):
         points(memory=("1GB", "1kB"))
+    with pytest.raises(ConfigError, match=r"memory of 900000.00 TB is more than a cache can number: .* or 'endless'"):
+        points(memory=("900000TB",))
     with pytest.raises(ConfigError, match="dcp 3: layout: tp=8 is not divisible"):
         points(tp=(8,), dcp=(1, 3))
     with pytest.raises(ConfigError, match="how much memory"):

@@ -35,6 +35,7 @@ from headway.cache import (
 )
 from headway.errors import ConfigError, TraceError
 from headway.formats.lines import read_lines
+from headway.sizes import counted
 
 __all__ = [
     "KV_DTYPES",
@@ -159,8 +160,9 @@ def check_copies(name: str, heads: int, layout: ParallelLayout) -> None:
     copies = max(1, layout.tp // max(1, heads))
     if layout.dcp > copies:
         raise ConfigError(
-            f"dcp={layout.dcp}: {name} has {heads} key/value heads, so {layout.tp} ranks hold {copies} copies of each "
-            f"and only copies can be split by tokens: lower dcp to that"
+            f"dcp={layout.dcp}: {name} has {counted(heads, 'key/value head')}, so each is on {copies} of "
+            f"{counted(layout.tp, 'rank')}, and only ranks with the same head can split its tokens: lower dcp to "
+            f"{copies}, or raise tp"
         )
 
 

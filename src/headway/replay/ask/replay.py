@@ -93,8 +93,8 @@ def replay(
         raise ConfigError(
             f"none of the {counted(result.refused, 'request')} can be served in "
             f"{format_bytes(config.memory or 0, 1000)}, the memory of one rank for the cache: the largest needs "
-            f"{format_bytes(result.needed, 1000)}. Give more with --memory, or split the model over more ranks "
-            f"(--tp, --dcp)"
+            f"{format_bytes(result.needed, 1000, up=True)}. Give more with --memory, or split the model over more "
+            f"ranks (--tp, --dcp)"
         )
     run = replace(record_of(result, config, sized, requests), faults=faults_of(read, entries, source.tokenizer, config))
     if html is not None:

@@ -34,11 +34,13 @@ from headway.cache import (
     Recurrent,
     SlidingWindow,
 )
+from headway.cache.shape.checks import MOST_BLOCKS
 from headway.errors import ConfigError
 from headway.replay.config.config import ReplayConfig
 from headway.replay.config.groups import checkpoint_blocks, reach_of
 from headway.replay.config.presets import HeadwayInVllmPreset, VllmPreset, preset_of
 from headway.replay.config.vllm_pages import PagePlan, PageTable, page_plan
+from headway.sizes import format_bytes
 
 __all__ = ["Scale", "page_plan_of", "scale"]
 
@@ -111,6 +113,11 @@ def scale(config: ReplayConfig, width: int, endless_symbols: int = 0, requests: 
     if blocks < 1:
         raise ConfigError(
             f"memory of {config.memory} bytes is less than one block of {found.block_bytes} bytes: give more"
+        )
+    if config.memory is not None and blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"memory of {format_bytes(config.memory, 1000)} is more than a cache can number: at most {MOST_BLOCKS:,} "
+            f"blocks of {found.block_bytes} bytes. Give less, or 'endless'"
         )
     cache = CacheConfig(
         groups=found.groups,
