@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.cache import DEFAULT_PLACEMENT
 from headway.errors import ConfigError
+from headway.sizes import counted
 
 __all__ = ["SLOTS", "UNSERVED", "VERSIONS", "WATCH", "Setup", "beside_running", "fewer_running", "flags"]
 
@@ -99,7 +100,8 @@ def beside_running(memory: int, running: int, state_bytes: int) -> int:
     """
     left = memory - SLOTS["sglang"] * running * state_bytes
     if left < 2 * state_bytes:
-        raise ConfigError(f"--running {running}: their states alone fill the memory; give fewer")
+        states = f"the states of {counted(running, 'running request')}"
+        raise ConfigError(f"{states} alone fill the memory: give more memory, or --running with fewer")
     return left
 
 

@@ -147,7 +147,7 @@ def test_which_placements_are_tried() -> None:
     assert tried({"prompt_end": Kind(19, 0, 0, 0, 0)}) == ["plain LRU"], "too few to judge"
     both = {"prompt_end": Kind(100, 0, 0, 9, 9), "answer_end": Kind(100, 19, 19, 9, 9)}
     assert tried(both)[1:] == ["drop prompt_end", "drop answer_end", "drop prompt_end and answer_end"]
-    assert tried({}, never=100) == ["plain LRU", "add interval:4096"]
+    assert tried({}, never=100) == ["plain LRU", "add interval:512", "add interval:4096"]
     endless = study(question(memory="endless"), placed({}, {}))
     assert list(endless.policies) == [], "nothing is ever evicted"
 
@@ -262,7 +262,7 @@ def test_states_of_running_requests_come_out_of_the_memory() -> None:
     assert beside_running(20 * GB, 4, 50_000_000) == 19 * GB
     assert beside_running(20 * GB, 400, 0) == 20 * GB, "a model without states holds none"
     assert beside_running(1100, 20, 10) == 100
-    with pytest.raises(ConfigError, match="--running 21: their states alone fill the memory; give fewer"):
+    with pytest.raises(ConfigError, match="states of 21 running requests alone fill the memory: give more memory, or"):
         beside_running(1060, 21, 10)
     seen: list[Point] = []
     study(question(running=4), pretended(dict.fromkeys((1, 2, 4, 8), 100), seen))

@@ -61,8 +61,8 @@ _DROPPABLE = ("prompt_end", "answer_end", "boundary")
 """Kinds of checkpoint that a placement can do without; the others are where somebody comes back to, or asked for."""
 _RARE, _POOR = 20, 0.2
 """A kind of which at least so many were taken and less than this share was reused is tried without."""
-_GRID = 4096
-"""Tokens between the checkpoints of a grid."""
+_GRIDS = (512, 4096)
+"""Tokens between the checkpoints of a grid: one for prompts of a few thousand tokens, and one for long ones."""
 _NONE = {"host_memory": "0", "disk": "0", "store": "0"}
 """Values of a setting without lower tiers."""
 _USUAL_HOST, _USUAL_DISK = 4, 20
@@ -260,8 +260,8 @@ def _policies(layout: Variant) -> dict[str, dict[str, Any]]:
         wanted[f"drop {' and '.join(drop)}"] = dcp | {"placement": kept}
     never = next((line.share for line in layout.facts.lost if line.name == Reason.STATE_NEVER_TAKEN.value), 0.0)
     if never >= _ENOUGH:
-        grid = f"interval:{_GRID}"
-        wanted[f"add {grid}"] = dcp | {"placement": ",".join((*DEFAULT_PLACEMENT, grid))}
+        for grid in (f"interval:{tokens}" for tokens in _GRIDS):
+            wanted[f"add {grid}"] = dcp | {"placement": ",".join((*DEFAULT_PLACEMENT, grid))}
     return wanted
 
 
