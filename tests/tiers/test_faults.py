@@ -516,9 +516,13 @@ def test_t33_a_file_that_another_process_deleted_is_a_miss(tmp_path: Path) -> No
             assert loaded.position == 0
             assert {failure.reason for failure in loaded.failures} == {"missing"}
             assert v.positions(data) == []
-            until(lambda: v.tiers.stats().staging_bytes == 0)  # all of its reads have ended
-            v.put(data, 43)
-            assert v.load(data).position == 43
+            for _ in range(8):  # what a lowered load did not come to read is found gone by the next
+                until(lambda: v.tiers.stats().staging_bytes == 0)  # all of its reads have ended
+                v.put(data, 43)
+                if (loaded := v.load(data)).position == 43:
+                    break
+                assert {failure.reason for failure in loaded.failures} == {"missing"}
+            assert loaded.position == 43
 
 
 def test_t34_names_are_the_same_in_every_process(tmp_path: Path) -> None:

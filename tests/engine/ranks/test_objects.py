@@ -33,7 +33,7 @@ from headway.runtime.drafting.memory import EntrySizes
 from headway.runtime.forward.arena import Arena
 from headway.runtime.forward.canonical import shares_of
 from headway.runtime.forward.moves import BlockMover
-from headway.runtime.interface import GREEDY, SampleRow, StoredTypes
+from headway.runtime.interface import AS_COMPUTED, GREEDY, SampleRow, StoredTypes
 from headway.runtime.model.inspection import inspect_model
 
 BLOCKS, HOST_BLOCKS = 400, 60
@@ -238,7 +238,7 @@ def test_t16_a_rank_that_has_nothing_of_an_object_is_asked_like_all_others() -> 
 @pytest.mark.parametrize("name", ["KimiLinear", "GptOss", "Llama4"])
 def test_t22_a_block_comes_back_from_host_memory_with_all_its_bytes(name: str) -> None:
     """What lies in host memory, or comes to lie elsewhere, was garbage before: nothing of it may be left."""
-    world, expected = World.of(Case(name)), one_rank(name)[1]
+    world, expected = World.of(Case(name)), one_rank(name, AS_COMPUTED)[1]
     executor = world.executor
     world.compute()
     ids = np.concatenate([asked.blocks for asked in world.ranges(COMPUTED)])
@@ -306,7 +306,7 @@ def test_t28_every_group_is_moved_with_its_own_sizes(case: Case) -> None:
 @pytest.mark.parametrize("case", [Case("Gemma3Wide", 2, 4, tp=4), Case("KimiLinear", 2, 16)], ids=str)
 def test_what_would_go_to_blocks_that_are_not_given_is_not_written(case: Case, staged: bool) -> None:
     """With a GPU as well, whose blocks are fetched and brought back: here the same memory stands for its own."""
-    world, (_, expected) = World.of(case), one_rank(case.model)
+    world, (_, expected) = World.of(case), one_rank(case.model, case.types)
     for mover in world.executor.movers:
         if staged:
             mover.arena.device = torch.device("cuda")
@@ -325,7 +325,7 @@ def test_what_would_go_to_blocks_that_are_not_given_is_not_written(case: Case, s
 
 def test_what_is_beside_the_tokens_of_a_range_stays() -> None:
     """Two stretches that meet inside a block, written one after the other, in either order."""
-    world, (alone, expected) = World.of(Case("Gemma3Wide", 2, 4, tp=4)), one_rank("Gemma3Wide")
+    world, (alone, expected) = World.of(Case("Gemma3Wide", 2, 4, tp=4)), one_rank("Gemma3Wide", AS_COMPUTED)
     (asked,) = [each for each in alone.ranges(COMPUTED) if each.group == "full"]
     span = world.geometry.group("full").span
     for cut, first in ((37, 0), (71, 1)):
@@ -347,7 +347,7 @@ def test_what_is_beside_the_tokens_of_a_range_stays() -> None:
 def test_messages_are_bounded(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small they are: a state is sent field by field, tokens block by block."""
     monkeypatch.setattr(objects_module, "MESSAGE_BYTES", limit)
-    (_, expected), case = one_rank("KimiLinear"), Case("KimiLinear", 2, 16, tp=4)
+    (_, expected), case = one_rank("KimiLinear", AS_COMPUTED), Case("KimiLinear", 2, 16, tp=4)
     world = World.of(case)
     sizes: list[int] = []
     ask = world.executor._ask
