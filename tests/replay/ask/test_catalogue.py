@@ -70,7 +70,7 @@ def test_layouts_and_dtypes() -> None:
 @pytest.mark.parametrize(
     ("name", "layout", "options", "message"),
     [
-        ("qwen3-next", ParallelLayout(tp=8, dcp=8), {}, "2 key/value heads, so 8 ranks hold 4 copies"),
+        ("qwen3-next", ParallelLayout(tp=8, dcp=8), {}, "2 key/value heads, so each is on 4 of 8 ranks"),
         ("gpt-oss-20b", ParallelLayout(tp=3), {}, "divides or multiplies"),
         ("kimi-k3", ParallelLayout(tp=64), {}, "96 heads"),
         ("gpt-oss-20b", ONE, {"kv_dtype": "fp8_ds_mla"}, "latent"),

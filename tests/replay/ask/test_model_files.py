@@ -85,7 +85,7 @@ def test_a_model_with_two_sets_of_rotary_frequencies_says_that_hits_across_them_
 
 
 def test_what_cannot_be_is_refused(config: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"dcp=4: .* has 2 key/value heads, so 4 ranks hold 2 copies"):
+    with pytest.raises(ConfigError, match=r"dcp=4: .* has 2 key/value heads, so each is on 2 of 4 ranks"):
         sizes(config, ParallelLayout(tp=4, dcp=4))
     with pytest.raises(ConfigError, match="fp8_ds_mla"):
         sizes(config, kv_dtype="fp8_ds_mla")
