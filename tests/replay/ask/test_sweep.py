@@ -215,6 +215,14 @@ def test_the_command_with_a_clock(
     assert "--gpu-share: go with --gpu" in capsys.readouterr().err
 
 
+def test_a_run_that_refuses_everything_has_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", "--limit", "10", "--memory", "3MB", "--jobs", "1", "--out", str(tmp_path)])
+    assert ended.value.code == 0
+    assert "10 of 10" in capsys.readouterr().out
+    assert "10 of 10 requests need more than the whole memory" in (tmp_path / "report.html").read_text()
+
+
 def test_lower_tiers_are_axes_and_what_they_bring_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("--memory", "300MB", "--host-memory", "0,8GB", "--limit", "150", "--model", "kimi-linear", "--jobs", "1")
     with pytest.raises(SystemExit) as ended:
